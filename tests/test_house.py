@@ -30,9 +30,11 @@ BELOW = {
     "admin": "errors words settings database client",
     "metrics": "errors words settings database client admin engine engine/life",
     "alerts": "errors words settings database client admin engine",
+    "remote": """errors words settings database engine engine/settle engine/run engine/claim engine/wake
+                 engine/life""",
     "http/models": "errors words client",
-    "http/request": "errors words database client admin metrics http/models",
-    "http/routes": "errors words settings database client admin metrics http/models http/request",
+    "http/request": "errors words database client admin engine/life metrics remote http/models",
+    "http/routes": "errors words settings database client admin metrics remote http/models http/request",
     "http": "errors words database http/request http/routes",
     "app": "errors words engine alerts",
     "fleet": "errors words settings database admin engine/run engine/life metrics",

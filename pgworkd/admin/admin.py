@@ -59,6 +59,13 @@ class Admin:
         """Every worker that has not signed off."""
         return [sql.read(WorkerRow, row) for row in await self._connection.fetch(sql.WORKERS)]
 
+    async def ask_worker(self, worker_id: int, what: str | None) -> bool:
+        """Asks a remote worker to claim nothing more (quiet), to end (stop), or to go on (None).
+
+        It learns that with its next beat. False: it is not remote, has signed off, or is presumed dead.
+        """
+        return bool(await self._connection.value("SELECT pgworkd.ask_worker($1, $2)", worker_id, what))
+
     async def stats(self, queue: str | None = None) -> Stats:
         """Counts of live jobs, in one queue or all; zeros for an unknown queue. Reads all live jobs of the queue."""
         return Stats(*(await self._connection.fetch(sql.STATS, validation.name(queue)))[0])

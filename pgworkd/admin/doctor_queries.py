@@ -112,7 +112,8 @@ HEALTH = """SELECT q.queue, extract(epoch FROM pgworkd.clock() - least(plain.at,
             coalesce(sum((SELECT count(*) FROM pgworkd.jobs j
                           WHERE j.worker_id = w.id AND j.queue = q.queue AND j.status = 'running')), 0)::int AS running
         FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
-        WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet
+        WHERE p.queue = q.queue AND p.concurrency > 0
+          AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet
     ORDER BY 2 DESC"""
 UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[]) q (queue) CROSS JOIN LATERAL (
         SELECT coalesce(bool_and(w.kinds IS NOT NULL), false) AS knows,
@@ -120,7 +121,8 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
                             unnest(o.kinds) AS k (kind)
                      WHERE p.queue = q.queue AND o.lost_at IS NULL AND o.lease_until >= pgworkd.clock()) AS kinds
         FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
-        WHERE p.queue = q.queue AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) reported
+        WHERE p.queue = q.queue AND p.concurrency > 0
+          AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) reported
     CROSS JOIN LATERAL (
         SELECT DISTINCT ON (j.id) coalesce(j.kind, j.queue)::text AS kind, j.error FROM (
             (SELECT i.id, i.kind, i.queue, i.error FROM pgworkd.jobs i

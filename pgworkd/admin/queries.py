@@ -300,7 +300,7 @@ KNOWN = """SELECT queue::text FROM pgworkd.known_pools() UNION SELECT name::text
 IS_SERVED = """SELECT EXISTS (
     SELECT FROM pgworkd.pools p
     JOIN pgworkd.workers w ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > pgworkd.clock()
-    WHERE p.queue = $1::text)"""
+    WHERE p.queue = $1::text AND p.concurrency > 0)"""
 IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text AND status <> 'completed')
     OR EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)
     OR EXISTS (SELECT FROM pgworkd.queues WHERE name = $1::text)

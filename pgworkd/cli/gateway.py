@@ -72,12 +72,15 @@ def serve(
     from pgworkd.metrics.server import listen as bound
     from pgworkd.words import log
     from pgworkd.words.address import parse_address
+    from pgworkd.words.events import Events
 
     address = parse_address(settings.http_listen)
     with contextlib.closing(bound(address, f"http_listen ({settings.origin('http_listen')})")) as listener:
         _check_open(settings, listener)
         options = _options(settings, listener)
-        gateway = Gateway(options, anyone if settings.http_auth == "none" else None)
+        events = Events()
+        events.listen(log.listener(settings.log_level), except_for=log.below_level(settings.log_level))
+        gateway = Gateway(options, anyone if settings.http_auth == "none" else None, events)
         app = Application(gateway, log=log_request if debug_http else None)
         log.configure(settings.log_level, settings.log_format)
         stop_signals.hold()

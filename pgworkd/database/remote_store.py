@@ -20,8 +20,22 @@ from pgworkd.words.registration import Registration, token_of
 
 _REGISTER = "SELECT pgworkd.register($1, 0, $2, $3, $4, NULL, $5)"
 _HEARTBEATS = "SELECT worker, outcome, lease_s, requested FROM pgworkd.heartbeats($1, $2, $3)"
-_CANCELS = """SELECT worker_id, id, attempts FROM pgworkd.jobs
-    WHERE worker_id = ANY ($1) AND worker_id IS NOT NULL AND cancel_requested_at IS NOT NULL"""
+_WORKER = """SELECT w.token, w.lease_s, w.requested, w.name,
+    ARRAY(SELECT p.queue::text FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue),
+    ARRAY(SELECT p.concurrency FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue)
+    FROM pgworkd.workers w WHERE w.id = $1 AND w.kind IN ('remote', 'standing') AND w.lost_at IS NULL"""
+_SET_POOLS = """SELECT pgworkd.set_pool($1, u.queue, u.slots, false, NULL, NULL, $2)
+    FROM unnest($3::text[], $4::int[]) AS u (queue, slots)"""
+_NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
+    WHERE j.worker_id = ANY ($1) AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL
+    UNION ALL
+    SELECT u.worker, u.id, u.attempt, false
+    FROM unnest($2::uuid[], $3::int[], $4::int[], pgworkd.fenced($2, $3, $4, $5, $6))
+        AS u (id, attempt, worker, found) WHERE u.found <> u.attempt"""
+_ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text,
+    extract(epoch FROM pgworkd.clock() - j.started_at)::float8
+    FROM pgworkd.jobs j WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
+_PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
     FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"""
@@ -42,6 +56,23 @@ class Beat(NamedTuple):
     outcome: str
     lease_s: float | None
     requested: str | None
+
+
+class RemoteWorker(NamedTuple):
+    """A worker's registration, as the database has it; `slots`: how many jobs of each queue it may run at once."""
+
+    registration: Registration
+    name: str
+    lease_s: float
+    requested: str | None
+    slots: dict[str, int]
+
+
+class News(NamedTuple):
+    """What concerns workers' attempts, each as (worker, id, attempt): to be cancelled; theirs no more."""
+
+    cancels: list[tuple[int, UUID, int]]
+    gone: list[tuple[int, UUID, int]]
 
 
 class Waiter(NamedTuple):
@@ -97,20 +128,38 @@ class RemoteStore:
         ((worker_id, token),) = await self._beats.fetch("SELECT id, token FROM pgworkd.standing_worker()")
         return Registration.of(worker_id, token)
 
-    async def worker(self, worker_id: int) -> Registration | None:
-        """A remote or the standing worker, with its token; None: there is none of that id, or it is presumed dead."""
-        sql = "SELECT token FROM pgworkd.workers WHERE id = $1 AND kind IN ('remote', 'standing') AND lost_at IS NULL"
-        token = await self._beats.value(sql, worker_id)
-        return None if token is None else Registration.of(worker_id, token)
+    async def worker(self, worker_id: int) -> RemoteWorker | None:
+        """A remote or the standing worker; None: there is none of that id, or it is presumed dead."""
+        rows = await self._beats.fetch(_WORKER, worker_id)
+        if not rows:
+            return None
+        token, lease_s, requested, name, queues, slots = rows[0]
+        registration = Registration.of(worker_id, token)
+        return RemoteWorker(registration, name, lease_s, requested, dict(zip(queues, slots, strict=True)))
+
+    async def set_slots(self, worker_id: int, slots: Mapping[str, int]) -> None:
+        """Stores how many jobs of each queue a worker may run at once."""
+        await self._beats.fetch(_SET_POOLS, worker_id, token_of(worker_id), list(slots), list(slots.values()))
 
     async def heartbeats(self, states: Mapping[int, str]) -> list[Beat]:
         """Renews the leases of workers (registrations), and stores the state of each: running or stopping."""
         args = (list(states), [token_of(each) for each in states], list(states.values()))
         return [Beat(*row) for row in await self._beats.fetch(_HEARTBEATS, *args)]
 
-    async def cancels(self, workers: Sequence[int]) -> list[tuple[int, UUID, int]]:
-        """(worker, id, attempt) of the attempts of these workers that are to be cancelled."""
-        return [(row[0], row[1], row[2]) for row in await self._beats.fetch(_CANCELS, workers)]
+    async def news(self, workers: Sequence[int], held: Sequence[Held] = ()) -> News:
+        """Which attempts of these workers are to be cancelled, and which of those they hold run no more."""
+        rows = await self._beats.fetch(_NEWS, workers, *_columns(held))
+        cancels = [(row[0], row[1], row[2]) for row in rows if row[3]]
+        return News(cancels, [(row[0], row[1], row[2]) for row in rows if not row[3]])
+
+    async def attempts_of(self, workers: Sequence[int]) -> list[tuple[int, UUID, int, str, float]]:
+        """(worker, id, attempt, queue, age in seconds) of what these workers run, by the database."""
+        return [(row[0], row[1], row[2], row[3], row[4]) for row in await self._beats.fetch(_ATTEMPTS, workers)]
+
+    async def report_progress(self, held: Sequence[Held], done: Sequence[float], messages: Sequence[str]) -> None:
+        """Stores the progress (0 to 1) of attempts that still run."""
+        ids, attempts, *fence = _columns(held)
+        await self._beats.value(_PROGRESS, ids, attempts, done, messages, *fence)
 
     async def abandon(self, worker_id: int) -> list[UUID] | None:
         """Ends a worker's registration; the jobs that go back, or (`max_attempts` of 1) are dead. None: it is lost."""
@@ -159,10 +208,19 @@ class RemoteStore:
         args = (ids, attempts, results if any(results) else None, None, None, None, None, None, began_ago_s)
         return set(await self._settles.value(_FENCED[settle_statements.COMPLETED, skip_locked], *args, *fence))
 
+    async def complete_on(self, connection: Any, held: Held, result: str | None) -> bool:
+        """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""
+        ids, attempts, *fence = _columns([held])
+        args = (ids, attempts, [result], None, None, None, None, None, None)
+        return bool(await connection.fetchval(_FENCED[settle_statements.COMPLETED, False], *args, *fence))
+
     async def settle_failed(
         self, held: Sequence[Held], failed: Sequence[FailedAttempt], *, skip_locked: bool = False
     ) -> dict[UUID, str]:
-        """Counts one failure each; the new status by id: failed, dead or cancelled."""
+        """Counts one failure each; the new status by id: failed, dead or cancelled.
+
+        A delay of None is that of the queue's settings.
+        """
         ids, attempts, *fence = _columns(held)
         more = [list(column) for column in zip(*(each[2:] for each in failed), strict=True)]
         args = (ids, attempts, *more, None, None, None, None, None)

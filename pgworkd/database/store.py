@@ -53,11 +53,14 @@ class Rescued(NamedTuple):
 
 
 class FailedAttempt(NamedTuple):
-    """A failed attempt, for `settle_failed`. `error`: its entry in the job's error history, a JSON object as text."""
+    """A failed attempt, for `settle_failed`. `error`: its entry in the job's error history, a JSON object as text.
+
+    `delay_s` None, which only a gateway may pass: as the queue's settings say.
+    """
 
     id: UUID
     attempt: int
-    delay_s: float
+    delay_s: float | None
     permanent: bool
     message: str
     error: str
@@ -98,18 +101,18 @@ class Store(ScheduleStore):
     # Workers and pools
 
     async def register(
-        self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None
+        self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None, kind: str = ""
     ) -> Registration:
-        """Registers a worker under a new id and token; `kinds`: those it has handlers for."""
-        args = (name, pid, version, lease_s, token := uuid4(), kinds)
-        worker_id = await self._maintenance.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6)", *args)
+        """Registers a worker of that kind under a new id and token; `kinds`: those it has handlers for."""
+        args = (name, pid, version, lease_s, token := uuid4(), kinds, kind or "daemon")
+        worker_id = await self._maintenance.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6, $7)", *args)
         return Registration.of(worker_id, token)
 
     async def set_pool(
-        self, worker_id: int, queue: str, concurrency: int, *, idle: bool, code: tuple[int, str]
+        self, worker_id: int, queue: str, slots: int, *, idle: bool, code: tuple[int | None, str | None] = (None, None)
     ) -> None:
         """Announces a pool. `idle`: inserts must NOTIFY it; `code`: concurrency without overrides, and its source."""
-        args = (worker_id, queue, concurrency, idle, *code, token_of(worker_id))
+        args = (worker_id, queue, slots, idle, *code, token_of(worker_id))
         await self._claims.value("SELECT pgworkd.set_pool($1, $2, $3, $4, $5, $6, $7)", *args)
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:

@@ -32,7 +32,7 @@ from pgworkd.http.request.answers import problem_answer
 from pgworkd.http.request.bounds import SLASH, Bounds
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.request.problems import Problem
-from pgworkd.http.routes import ROUTERS, service
+from pgworkd.http.routes import ROUTERS, WORKER_ROUTERS, service
 
 _DESCRIPTION = "Jobs in Postgres: create, watch and operate them. Errors are problems (RFC 9457)."
 
@@ -91,7 +91,7 @@ def _api(gateway: Gateway) -> FastAPI:
         separate_input_output_schemas=False,
     )
     api.state.gateway = gateway
-    for router in ROUTERS:
+    for router in (*ROUTERS, *(WORKER_ROUTERS if gateway.options.workers else ())):
         api.include_router(router, prefix="/v1")
     api.include_router(service.router)
     api.include_router(service.metered)

@@ -194,13 +194,14 @@ RETURNS void LANGUAGE sql VOLATILE AS $$
     WHERE EXISTS (SELECT FROM pools p WHERE p.queue = q.queue AND (p.idle OR p_all))
 $$;
 
--- The pools, as far as this server has them. A standby has no unlogged tables and refuses to read
--- them: there the answer is empty. For readers. Locks nothing.
+-- The pools that have slots, as far as this server has them: those of a gateway have none. A
+-- standby has no unlogged tables and refuses to read them: there the answer is empty. For readers.
+-- Locks nothing.
 CREATE OR REPLACE FUNCTION known_pools() RETURNS SETOF pools
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT pg_is_in_recovery() THEN
-        RETURN QUERY SELECT * FROM pools;
+        RETURN QUERY SELECT * FROM pools p WHERE p.concurrency > 0;
     END IF;
 END $$;
 

@@ -120,10 +120,10 @@ BEGIN
                             p_worker, p_token, p_began_ago_s);
 END $$;
 
--- Counts a failure. With budget left the job waits for its retry (p_delays_s from now); otherwise,
--- or with p_permanent, it is dead. p_errors are history entries (JSON objects as text: type,
--- message, traceback, worker). A job whose cancellation was requested is cancelled instead of
--- waiting. Locks as settle_completed().
+-- Counts a failure. With budget left the job waits for its retry, p_delays_s from now (NULL: by the
+-- settings of its queue, see retry_delay_s()); otherwise, or with p_permanent, it is dead. p_errors
+-- are history entries (JSON objects as text: type, message, traceback, worker). A job whose
+-- cancellation was requested is cancelled instead of waiting. Locks as settle_completed().
 CREATE OR REPLACE FUNCTION settle_failed(p_ids uuid[], p_attempts int[], p_delays_s float8[],
                                          p_permanent boolean[], p_messages text[], p_errors text[],
                                          p_schedules text[] DEFAULT NULL,
@@ -151,7 +151,8 @@ BEGIN
             failures = least(j.failures, 2147483646) + 1, failed_at = clock(), worker_id = NULL,
             lease_until = NULL, lease_s = NULL, assignment_id = NULL,
             run_at = CASE WHEN s.permanent OR j.failures >= coalesce(j.max_attempts, 3) - 1
-                          THEN j.run_at ELSE clock() + make_interval(secs => s.delay_s) END,
+                          THEN j.run_at ELSE clock() + make_interval(secs => coalesce(
+                              s.delay_s, retry_delay_s(j.queue, j.failures + 1))) END,
             error = s.message,
             errors = add_error(j.errors, s.error::jsonb
                                || jsonb_build_object('attempt', j.attempts, 'at', clock()))

@@ -90,7 +90,8 @@ LANGUAGE sql STABLE AS $$
         SELECT min(w.steady_since) AS since FROM workers w
         WHERE w.lost_at IS NULL AND w.lease_until > clock() AND w.kind <> 'standing'
           AND (w.id = j.worker_id OR EXISTS (SELECT FROM pools p
-                                             WHERE p.queue = j.queue AND p.worker_id = w.id))) f
+                                             WHERE p.queue = j.queue AND p.worker_id = w.id
+                                               AND p.concurrency > 0))) f
     WHERE j.id = p_job AND j.attempts = p_attempt AND j.attempts = 1 AND j.status = 'running'
       AND s.missed = 'skip'
       AND greatest(j.run_at, j.occurrence) + make_interval(secs => s.missed_grace_s) < f.since

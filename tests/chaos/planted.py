@@ -137,7 +137,7 @@ BUGS = (
     ),
     python(
         "a lost wake-up",
-        "engine/claim/pool",
+        "engine/claim/claim_loop",
         "            self._wanted, self.sleeps_until = True, 0.0\n            self._woken.set()\n",
         "            self._wanted, self.sleeps_until = True, 0.0\n",
         tests="tests/engine/test_wake.py",

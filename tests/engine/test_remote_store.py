@@ -11,7 +11,17 @@ import pytest
 
 from pgworkd.database.claims import ClaimOrder
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.remote_store import LOCKED, LOST, RENEWED, Beat, Held, RemoteClaims, RemoteStore, Waiter
+from pgworkd.database.remote_store import (
+    LOCKED,
+    LOST,
+    RENEWED,
+    Beat,
+    Held,
+    RemoteClaims,
+    RemoteStore,
+    RemoteWorker,
+    Waiter,
+)
 from pgworkd.database.store import FailedAttempt
 from pgworkd.words.registration import Registration, token_of
 from tests.kits.verbs import Db, cancel, insert, live, one, over, statuses
@@ -132,8 +142,10 @@ async def test_beats_of_many_are_one_call_and_say_what_became_of_each(store: Rem
     }
     assert [each.outcome for each in await store.heartbeats({forged: "running"})] == [LOST]
     assert LOCKED not in {each.outcome for each in beats}
+    await store.set_slots(fine, {"q": 3, "r": 1})
     found = await store.worker(fine)
-    assert (found, token_of(found)) == (fine, fine.token)
+    assert found == RemoteWorker(fine, "a", 10, None, {"q": 3, "r": 1})
+    assert token_of(found.registration) == fine.token
     assert await store.worker(gone) is None
 
 
@@ -142,8 +154,43 @@ async def test_cancels_of_several_workers_come_together(store: RemoteStore, db: 
     ids = await insert(db, 4)
     await _claimed(store, Waiter(a, 2), Waiter(b, 2))
     await cancel(db, ids[1], ids[2])
-    assert sorted(await store.cancels([a, b])) == [(a, ids[1], 1), (b, ids[2], 1)]
-    assert await store.cancels([]) == []
+    news = await store.news([a, b])
+    assert (sorted(news.cancels), news.gone) == ([(a, ids[1], 1), (b, ids[2], 1)], [])
+    assert await store.news([]) == ([], [])
+    mine = [Held(job_id, 1, a, a.token) for job_id in ids]
+    assert sorted((await store.news([a], mine)).gone) == sorted((a, job_id, 1) for job_id in ids[2:])
+
+
+async def test_what_workers_run_is_counted_by_queue(store: RemoteStore, db: Db) -> None:
+    a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
+    ids = await insert(db, 3)
+    await _claimed(store, Waiter(a, 2), Waiter(b, 1))
+    found = await store.attempts_of([a, b])
+    assert sorted(row[:4] for row in found) == sorted((w, i, 1, "q") for w, i in zip((a, a, b), ids, strict=True))
+    assert all(0 <= row[4] < 60 for row in found)
+
+
+async def test_a_failure_without_a_delay_has_that_of_the_queue(store: RemoteStore, db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name, backoff_s, backoff_factor) VALUES ('q', 1000, 3)")
+    a = await store.register("a", "v", 30)
+    await insert(db, 2)
+    held = _held(await _claimed(store, Waiter(a, 2)), {a: a})
+    for each, delay_s, skip in zip(held, (None, 7.0), (False, True), strict=True):
+        failed = [FailedAttempt(each.job_id, 1, delay_s, permanent=False, message="m", error="{}")]
+        assert await store.settle_failed([each], failed, skip_locked=skip) == {each.job_id: "failed"}
+    sql = "SELECT extract(epoch FROM run_at - pgworkd.clock())::float8 FROM pgworkd.jobs ORDER BY id"
+    first, second = [row[0] for row in await db.fetch(sql)]
+    assert 880 < first < 1120
+    assert 0 < second <= 7
+
+
+async def test_progress_is_stored_for_what_still_runs(store: RemoteStore, db: Db) -> None:
+    a = await store.register("a", "v", 30)
+    await insert(db, 2)
+    one, two = _held(await _claimed(store, Waiter(a, 2)), {a: a})
+    await store.report_progress([one, two._replace(attempt=9)], [0.5, 0.7], ["half", "no"])
+    rows = await db.fetch("SELECT job_id, done, message FROM pgworkd.progress")
+    assert [tuple(row) for row in rows] == [(one.job_id, 0.5, "half")]
 
 
 async def test_who_was_presumed_dead_is_named(store: RemoteStore, db: Db) -> None:

@@ -20,10 +20,12 @@ from pgworkd.http.request.access import Rate
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.request.problems import Problem
 from pgworkd.words.access import SCOPES, Access
+from pgworkd.words.assignment import Assignment
 from tests.kits.gateway import ALL, Caller, also, calling, token
 from tests.kits.schema import granted
 
 ID = str(UUID(int=7))
+ASSIGNMENT = Assignment(UUID(int=7), 1, 7).sealed(UUID(int=1))
 OPEN = {"/healthz", "/readyz", "/v1/problems/{slug}"}
 BODIES: dict[str, Any] = {
     "POST /v1/jobs": {"queue": "q"},
@@ -40,7 +42,12 @@ BODIES: dict[str, Any] = {
     "PATCH /v1/schedules/{name}": {"enabled": True},
     "POST /v1/dead/mute": {"group": 1, "for_s": 1.0},
     "POST /v1/tokens": {"name": "x", "scopes": {"read": None}},
-}
+    "POST /v1/workers": {"name": "w", "queues": {"q": 1}},
+    "POST /v1/claims": {"worker": 7, "queues": ["q"]},
+    "POST /v1/workers/{worker_id}/beat": {},
+    "POST /v1/workers/{worker_id}/ask": {"state": "quiet"},
+    "POST /v1/settlements": {"settlements": [{"assignment": "a", "outcome": "complete"}]},
+} | {f"POST /v1/assignments/{{assignment}}/{how}": {} for how in ("complete", "fail", "release", "extend")}
 NEEDS = {
     "enqueue": {"POST /v1/jobs", "PUT /v1/jobs/{job_id}", "POST /v1/jobs/bulk", "POST /v1/jobs/stream"}
     | {"POST /v1/workflows", "POST /v1/batches", "POST /v1/batches/{batch_id}/children"}
@@ -50,14 +57,16 @@ NEEDS = {
     | {"POST /v1/jobs/{operation}", "POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"}
     | {"PATCH /v1/queues/{queue}", "POST /v1/queues/{queue}/pause", "POST /v1/queues/{queue}/resume"}
     | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
-    | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute"},
+    | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"},
     "read": {"GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/batches/{batch_id}", "GET /v1/queues"}
     | {"GET /v1/queues/{queue}", "GET /v1/schedules", "GET /v1/schedules/{name}", "GET /v1/schedules/{name}/next"}
     | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit"},
     "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
     "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}"},
-    "work": set(),
+    "work": {"POST /v1/workers", "POST /v1/claims", "POST /v1/workers/{worker_id}/beat"}
+    | {"DELETE /v1/workers/{worker_id}", "POST /v1/settlements"}
+    | {f"POST /v1/assignments/{{assignment}}/{how}" for how in ("complete", "fail", "release", "extend")},
 }
 """Every route that needs a token, by the scopes with any of which it may be called."""
 
@@ -72,6 +81,7 @@ def routes() -> Iterator[tuple[str, str]]:
 
 async def tried(call: Caller, method: str, path: str) -> httpx.Response:
     place = path.replace("{operation}", "cancel").replace("{queue}", "q").replace("{name}", "s")
+    place = place.replace("{worker_id}", "7").replace("{assignment}", ASSIGNMENT)
     place = re.sub(r"\{\w+_id\}", ID, place)
     body = BODIES.get(f"{method} {path}")
     more: dict[str, Any] = {}
@@ -88,7 +98,7 @@ def test_every_route_is_in_the_table() -> None:
 
 async def test_no_route_answers_without_a_token_or_with_a_wrong_one(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "FAILURES_MAX", 10_000)
-    async with calling(dsn) as call:
+    async with calling(dsn, workers=True) as call:
         right = call.token
         wrong = ["", "x", "pgw_", right[:-1], right + "x", "pgw_aaaaaaaaaaaa_" + right.rpartition("_")[2]]
         for method, path in routes():
@@ -103,7 +113,7 @@ async def test_no_route_answers_without_a_token_or_with_a_wrong_one(dsn: str, mo
 
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_a_token_of_one_scope_calls_its_routes_only(dsn: str, scope: str) -> None:
-    async with calling(dsn, {scope: None}) as call:
+    async with calling(dsn, {scope: None}, workers=True) as call:
         for method, path in routes():
             if path in OPEN:
                 continue
@@ -115,16 +125,19 @@ async def test_a_token_of_one_scope_calls_its_routes_only(dsn: str, scope: str) 
 
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_a_token_of_another_queue_sees_and_changes_nothing_of_this_one(dsn: str, scope: str) -> None:
-    async with calling(dsn, {scope: ["other"]}) as call:
+    async with calling(dsn, {scope: ["other"]}, workers=True) as call:
         for method, path in routes():
             if path in OPEN or path.startswith("/v1/tokens"):
                 continue
             answer = await tried(call, method, path)
-            if answer.status_code == 200:  # lists show what may be seen: nothing
+            if path == "/v1/settlements" and answer.status_code == 200:
+                assert answer.json()["settlements"][0]["problem"]["status"] == 422
+            elif answer.status_code == 200:  # lists show what may be seen: nothing
                 assert path in ("/v1/queues", "/v1/schedules")
                 assert list(answer.json().values()) == [[]]
             else:
-                assert answer.status_code in (403, 404), (method, path, answer.text)
+                mine = {409, 422} if scope == "work" and f"{method} {path}" in NEEDS["work"] else set()
+                assert answer.status_code in {403, 404, *mine}, (method, path, answer.text)
 
 
 @pytest.mark.parametrize("name", ["ma*l", "[m]ail", "m?il", "mail"])

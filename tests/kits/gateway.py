@@ -62,7 +62,7 @@ async def token(dsn: str, scopes: Scopes = ALL, name: str = "tester") -> str:
 @contextlib.asynccontextmanager
 async def calling(dsn: str, scopes: Scopes = ALL, **changes: Any) -> AsyncIterator[Caller]:
     """A gateway in this process that is called with a token of these scopes; `changes` to its options."""
-    options = GatewayOptions(**{"database": ConnectionOptions(dsn), "connections_max": 5} | changes)
+    options = GatewayOptions(**{"database": ConnectionOptions(dsn), "connections_max": 5, "workers": False} | changes)
     app = Application(Gateway(options))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

@@ -90,3 +90,7 @@ class PollMode:
     def sleep_s(self, delay_s: float) -> float:
         """How long a pool that wants to sleep for `delay_s` may sleep."""
         return delay_s if self.announced else min(delay_s, SLEEP_S_MAX)
+
+    def polls_on(self, now: float) -> bool:
+        """True if jobs may be there without a notification."""
+        return not self.announced or self._unchecked or now < self._poll_on_until

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from pgworkd.database.heartbeat_store import Instructions
-from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.claim.claim_loop import ClaimLoop
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
@@ -28,7 +28,7 @@ _NOTHING: Mapping[str, Any] = {}
 class QueueOverrides:
     """The settings in force in each queue of this daemon. Lives in the daemon's loop."""
 
-    def __init__(self, pools: Mapping[str, Pool], events_: Events, refresh: Callable[[], None]) -> None:
+    def __init__(self, pools: Mapping[str, ClaimLoop], events_: Events, refresh: Callable[[], None]) -> None:
         """`refresh` asks the database for the rows now."""
         self.backoffs: dict[str, dict[str, float]] = {}
         """By queue, the values of `BACKOFF` that its row sets."""
@@ -58,7 +58,7 @@ class QueueOverrides:
             for pool in self._pools.values() if not was_known else ():
                 pool.claim_soon()
 
-    def apply(self, pool: Pool) -> None:
+    def apply(self, pool: ClaimLoop) -> None:
         """Applies what is known of a pool's queue to that pool, which may be new, and reports what changes."""
         if self._asked is not None and pool.queue not in self._asked:
             self.known = False
@@ -104,7 +104,7 @@ class QueueOverrides:
             in_s = min(float(ends_s) + _END_MARGIN_S, _END_S_MAX)
             self._pause_ends = asyncio.get_running_loop().call_later(in_s, self._refresh)
 
-    def _compare(self, pool: Pool, others: Any) -> None:
+    def _compare(self, pool: ClaimLoop, others: Any) -> None:
         """Warns, once for each value, of workers whose code gives the queue another concurrency than ours."""
         workers: dict[int, list[str]] = {}
         for worker, theirs in others:

@@ -60,6 +60,11 @@ class QueueSet:
         return {queue: pool.code_concurrency for queue, pool in self.pools.items() if not pool.closed}
 
     @property
+    def names(self) -> list[str]:
+        """The queues, including those that drain. May be called from any thread."""
+        return list(self.pools)
+
+    @property
     def running(self) -> int:
         """Handlers that have been called and have not returned. May be called from any thread."""
         return sum(pool.running for pool in list(self.pools.values()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
+from typing import Protocol
 
 import anyio
 
@@ -19,11 +20,36 @@ from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
-from pgworkd.engine.life.queues import QueueSet
+from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
+
+
+class ServedQueues(Protocol):
+    """The queues that a worker serves."""
+
+    @property
+    def overrides(self) -> QueueOverrides:
+        """The settings in force in each."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Their names. May be called from any thread."""
+
+    @property
+    def running(self) -> int:
+        """Handlers that have been called and have not returned. May be called from any thread."""
+
+    def claim_soon(self) -> None:
+        """Wakes all claim loops."""
+
+    def release_unstarted(self, reason: Reason) -> None:
+        """Releases everything that was claimed and has not begun."""
+
+    def forget_announcements(self) -> None:
+        """Announces all pools again: the database may have lost their rows."""
 
 
 class WorkerLife:
@@ -32,18 +58,20 @@ class WorkerLife:
     def __init__(
         self,
         store: Store,
-        queues: QueueSet,
+        queues: ServedQueues,
         in_flight: InFlight,
         events_: Events,
         *,
         name: str,
         kinds: Collection[str] = (),
         handled_queues: Collection[str] = (),
+        kind: str = "daemon",
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
     ) -> None:
-        """`kinds`, `handled_queues`: those with a handler in the code; more queues may be added while it runs.
+        """`kinds`, `handled_queues`: those with a handler in the code; more queues may be added while it runs. `kind`:
+        of the worker.
 
         `end_process`: see `Heartbeat`.
         """
@@ -58,7 +86,7 @@ class WorkerLife:
         self._queues = queues
         self._in_flight = in_flight
         self._events = events_
-        self._name = name
+        self._name, self._kind = name, kind
         self._kinds = kinds
         self._handled_queues = handled_queues
         self._lease_s = lease_s
@@ -103,7 +131,7 @@ class WorkerLife:
         """Registers under a new id; returns when the lease began, on the boot clock. Raises PgworkdError."""
         began_s = boot_time_s()
         who = (self._name, os.getpid(), version("pgworkd"))
-        self.worker_id = await self._store.register(*who, self._lease_s, sorted(self._kinds))
+        self.worker_id = await self._store.register(*who, self._lease_s, sorted(self._kinds), self._kind)
         return began_s
 
     def start(self, began_s: float) -> None:
@@ -115,7 +143,7 @@ class WorkerLife:
             lease_s=self._lease_s,
             heartbeat_s=self._heartbeat_s,
             end_process=self._end_process,
-            queues=lambda: {*self._handled_queues, *list(self._queues.pools)},
+            queues=lambda: {*self._handled_queues, *self._queues.names},
         )
         self.heartbeat.renewed_at_s = began_s
         self.heartbeat.start()

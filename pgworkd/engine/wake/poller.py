@@ -13,7 +13,7 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
-from pgworkd.engine.claim.pool import ClaimingWorker, Pool
+from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
 from pgworkd.errors import PgworkdError
 from pgworkd.words.events import Events
 
@@ -33,7 +33,7 @@ class Poller:
     """Tells each idle pool when its next job is due."""
 
     def __init__(
-        self, store: Store, pools: Mapping[str, Pool], worker: ClaimingWorker, events_: Events, poll_s: float
+        self, store: Store, pools: Mapping[str, ClaimLoop], worker: ClaimingWorker, events_: Events, poll_s: float
     ) -> None:
         self._store = store
         self._pools = pools
@@ -77,7 +77,7 @@ class Poller:
             self._since[pool.queue] = began + min(due.get(pool.queue, 0.0), 0.0)
         return max(self._poll_s, min(last_s, self._took_s, PAUSE_S_MAX * COST_SHARE) / COST_SHARE)
 
-    def _age_s(self, pool: Pool, now: float) -> float | None:
+    def _age_s(self, pool: ClaimLoop, now: float) -> float | None:
         """How far the next poll must go back, in seconds; None: it begins at the head."""
         since = None if pool.rewound else self._since.get(pool.queue)
         return None if since is None else now - since + OVERLAP_S

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -15,14 +16,19 @@ from pgworkd.admin.admin import Admin
 from pgworkd.client.results import Results
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import RequestPool
+from pgworkd.engine.life.maintenance import Periods
 from pgworkd.http.request.access import Authorize, Rate, Tokens, authorized
 from pgworkd.http.request.problems import Problem
 from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import Page
 from pgworkd.metrics.samples import Check, Samples
+from pgworkd.remote.service import RemoteService
 from pgworkd.words.access import Access
+from pgworkd.words.events import Events
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+START_S = 5.0
+"""How long a start waits for the database; without it, requests are answered with an error until it is there."""
 RATED_MAX = 10_000
 """Callers whose requests are metered apart."""
 
@@ -33,6 +39,7 @@ class GatewayOptions:
 
     hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
     wait at once. requests_per_s: per caller, with as many at once.
+    workers: serve remote workers, and take part in maintenance, whose `periods` are these. name: of this gateway.
     """
 
     database: ConnectionOptions
@@ -40,19 +47,25 @@ class GatewayOptions:
     waiters_max: int = 2000
     hosts: tuple[str, ...] | None = LOOPBACK
     requests_per_s: float = 1000.0
+    workers: bool = True
+    name: str = field(default_factory=socket.gethostname)
+    periods: Periods = field(default_factory=Periods)
 
 
 class Gateway:
     """One gateway; it works within `running()`."""
 
-    def __init__(self, options: GatewayOptions, authorize: Authorize | None = None) -> None:
-        """`authorize`: says what a caller may do; None: the tokens in the database."""
+    def __init__(
+        self, options: GatewayOptions, authorize: Authorize | None = None, events_: Events | None = None
+    ) -> None:
+        """`authorize`: says what a caller may do; None: the tokens in the database. `events_`: for the log."""
         self.options = options
         self.database = RequestPool(options.database, options.connections_max)
         self._authorize = authorize or Tokens(self.database)
         self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
         self._results: Results | None = None
         self._reader = DatabaseReader(options.database)
+        self.remote = RemoteService(options.database, options.name, events_ or Events(), options.periods)
         self.page = Page()
         self.waiters = 0
         """Requests that wait now."""
@@ -62,8 +75,17 @@ class Gateway:
     async def running(self) -> AsyncIterator[None]:
         """Works while the block lasts; waiters are answered at its end, and connections closed."""
         try:
-            async with Results(self.options.database) as self._results:
-                yield
+            async with Results(self.options.database) as self._results, anyio.create_task_group() as tasks:
+                if self.options.workers:
+                    tasks.start_soon(self.remote.run, name="remote workers")
+                    with anyio.move_on_after(START_S):
+                        await self.remote.ready.wait()
+                try:
+                    yield
+                finally:
+                    self.remote.request_stop()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # of the block, or of the one task
         finally:
             self._results = None
             await self.database.close()

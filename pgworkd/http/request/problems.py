@@ -20,11 +20,13 @@ from pgworkd.errors import (
     InvalidPayload,
     JobFailed,
     JobUnknown,
+    LeaseLost,
     NotWaiting,
     OutcomeUnknown,
     PgworkdError,
     SchemaError,
     UsageError,
+    WorkerLost,
 )
 from pgworkd.words.redaction import redact
 
@@ -65,8 +67,18 @@ PROBLEMS = {
     "not-waiting": Kind(409, "The job is not waiting", "Only waiting jobs can be edited: see the job's status."),
     "batch-closed": Kind(409, "The batch is closed", "It is sealed, finished, cancelled or unknown: see its state."),
     "conflict": Kind(409, "The state does not allow this", "The answer says why, and what to do instead."),
+    "stale-assignment": Kind(
+        409,
+        "The attempt is not yours any more",
+        "Stop this run, and do not settle it: another worker may have the job, or it has ended.",
+    ),
     "job-failed": Kind(409, "The job has no result", "It is dead, cancelled or expired: see its error."),
     "forgotten": Kind(410, "The result has been forgotten", "History is kept for keep_days, or the queue's keep_s."),
+    "worker-lost": Kind(
+        410,
+        "The worker is presumed dead",
+        "Stop everything that it runs, and settle none of it; then register again.",
+    ),
     "changed": Kind(412, "It has changed meanwhile", "Read it again, and send its ETag as If-Match."),
     "body-too-large": Kind(413, "The body is too large", "Send fewer jobs at once, or store large data elsewhere."),
     "not-json-type": Kind(415, "The body is not declared as JSON", "Send Content-Type: application/json."),
@@ -104,6 +116,8 @@ _BY_SQLSTATE = {
 _BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-large", 422: "invalid"}
 _BY_TYPE = {
     JobFailed: "job-failed",
+    LeaseLost: "stale-assignment",
+    WorkerLost: "worker-lost",
     JobUnknown: "forgotten",
     NotWaiting: "not-waiting",
     BatchClosed: "batch-closed",

@@ -1,0 +1,160 @@
+"""Assignments: attempts in the hands of remote workers, completed, failed, given back, or kept for longer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import anyio
+from fastapi import APIRouter, Path, Request, Response
+
+from pgworkd.client import enqueue_many
+from pgworkd.database.remote_store import Held
+from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
+from pgworkd.http.models.workers import (
+    ASSIGNMENT_CHARS_MAX,
+    CompleteIn,
+    Extended,
+    ExtendIn,
+    FailIn,
+    ReleaseIn,
+    SettledOut,
+    SettlementIn,
+    SettlementsIn,
+    SettlementsOut,
+)
+from pgworkd.http.request import problems
+from pgworkd.http.request.access import need
+from pgworkd.http.request.answers import BODY, Json, documented
+from pgworkd.http.request.bodies import BulkRoute, Route
+from pgworkd.http.request.gateway import Gateway, gateway_of
+from pgworkd.http.routes.visible import needed_any
+from pgworkd.remote.settles import Answer, Settled
+from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
+from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.payload import clean_text
+
+router = APIRouter(tags=["workers"], route_class=Route)
+bulk_router = APIRouter(tags=["workers"], route_class=BulkRoute)
+Text = Annotated[str, Path(max_length=ASSIGNMENT_CHARS_MAX, description="`assignment` of the claim, unchanged")]
+STALE = documented(*BODY, "stale-assignment")
+_REPEATED = Answer(Settled.BEFORE, "completed")
+
+
+@router.post("/assignments/{assignment}/complete", response_model=SettledOut, responses=STALE)
+async def complete(request: Request, assignment: Text, body: CompleteIn) -> Response:
+    """The job is done. Sending it again changes nothing, and is answered in the same way."""
+    return Json(_shown(await _complete(request, assignment, body)))
+
+
+@router.post("/assignments/{assignment}/fail", response_model=SettledOut, responses=STALE)
+async def fail(request: Request, assignment: Text, body: FailIn) -> Response:
+    """The attempt has failed: the job is retried after a while, or dead if that was its last attempt."""
+    return Json(_shown(await _settle(request, assignment, await _failure(request, assignment, body))))
+
+
+@router.post("/assignments/{assignment}/release", response_model=SettledOut, responses=STALE)
+async def release(request: Request, assignment: Text, body: ReleaseIn) -> Response:
+    """Give the attempt back, without counting a failure."""
+    return Json(_shown(await _settle(request, assignment, _released(body))))
+
+
+@router.post("/assignments/{assignment}/extend", response_model=Extended, responses=STALE)
+async def extend(request: Request, assignment: Text, body: ExtendIn) -> Response:
+    """Renew the lease of an attempt that was claimed with one of its own."""
+    needed_any(request, "work")
+    remote = gateway_of(request).remote
+    held = await remote.workers.held(assignment)
+    found = await remote.remote.extend([held], [body.lease_s])
+    if held.job_id not in found:
+        if await remote.remote.running([held]):
+            raise DatabaseBusy("the job is locked by another transaction", sqlstate="55P03")
+        raise LeaseLost(f"attempt {held.attempt} of job {held.job_id} runs no more here")
+    return Json({"left_s": found[held.job_id]})
+
+
+@bulk_router.post("/settlements", response_model=SettlementsOut, responses=documented(*BODY))
+async def settle_many(request: Request, body: SettlementsIn) -> Response:
+    """Up to 1,000 settles, each for itself: a bad one does not harm the others."""
+    needed_any(request, "work")
+    found: list[dict[str, Any]] = [{} for _ in body.settlements]
+    prefix = request.scope.get("root_path", "")
+
+    async def one(place: int, each: SettlementIn) -> None:
+        answer: dict[str, Any] = {"status": None, "repeated": False, "problem": None}
+        try:
+            answer |= _shown(await _one(request, each))
+        except PgworkdError as error:
+            answer["problem"] = problems.of(error).body(prefix)
+        except problems.Problem as problem:
+            answer["problem"] = problem.body(prefix)
+        found[place] = {"assignment": each.assignment, **answer}
+
+    async with anyio.create_task_group() as tasks:
+        for place, each in enumerate(body.settlements):
+            tasks.start_soon(one, place, each)
+    return Json({"settlements": found})
+
+
+async def _one(request: Request, each: SettlementIn) -> Answer:
+    if each.outcome == "complete":
+        return await _complete(request, each.assignment, each)
+    if each.outcome == "fail":
+        return await _settle(request, each.assignment, await _failure(request, each.assignment, each))
+    return await _settle(request, each.assignment, _released(each))
+
+
+async def _complete(request: Request, assignment: str, body: CompleteIn) -> Answer:
+    if not body.enqueue:
+        return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result))
+    needed_any(request, "work")
+    for each in body.enqueue:
+        need(request, "enqueue", each.queue)
+    gateway = gateway_of(request)
+    held = await gateway.remote.workers.held(assignment)
+    try:
+        async with gateway.database.transaction() as connection:
+            if not await gateway.remote.remote.complete_on(connection, held, body.result):
+                raise LeaseLost(f"attempt {held.attempt} of job {held.job_id} runs no more here")
+            await enqueue_many(connection, [each.job() for each in body.enqueue])
+    except LeaseLost:
+        return await _repeated(gateway, held)
+    gateway.remote.settles.settled(held, Outcome(Ending.COMPLETED), "completed")
+    return Answer(Settled.NOW, "completed")
+
+
+async def _repeated(gateway: Gateway, held: Held) -> Answer:
+    """The answer if the attempt was completed before; else raises what the settle raises."""
+    return await gateway.remote.settles.settle(held, Outcome(Ending.COMPLETED))
+
+
+async def _settle(request: Request, assignment: str, outcome: Outcome) -> Answer:
+    needed_any(request, "work")
+    remote = gateway_of(request).remote
+    return await remote.settles.settle(await remote.workers.held(assignment), outcome)
+
+
+async def _failure(request: Request, assignment: str, body: FailIn) -> Outcome:
+    remote = gateway_of(request).remote
+    held = await remote.workers.held(assignment)
+    worker = remote.workers.find(held.worker_id)
+    facts = ErrorFacts(
+        clean_text(body.type, 200),
+        clean_text(body.message, MESSAGE_BYTES_MAX),
+        clean_text(body.traceback, TRACEBACK_BYTES_MAX),
+    ).redacted()
+    return Outcome(
+        Ending.FAILED,
+        delay_s=body.retry_in_s,
+        permanent=not body.retryable,
+        message=facts.summary,
+        error={**asdict(facts), "worker": "" if worker is None else worker.name},
+    )
+
+
+def _released(body: ReleaseIn) -> Outcome:
+    return Outcome(Ending.RELEASED, delay_s=body.delay_s)
+
+
+def _shown(answer: Answer) -> dict[str, Any]:
+    return {"status": answer.status, "repeated": answer.settled is Settled.BEFORE}

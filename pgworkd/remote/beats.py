@@ -1,0 +1,179 @@
+"""Beats of remote workers: those of one second are one statement, however many workers there are.
+
+A beat renews the worker's lease, stores the progress that it reports, and is answered with what the worker is to do.
+A claim counts as a beat whose answer nobody waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import anyio
+
+from pgworkd.database.reconnect import Outage
+from pgworkd.database.remote_store import LOCKED, LOST, Held, RemoteStore
+from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError, WorkerLost
+from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.words.events import Events
+
+PERIOD_S = 1.0
+"""Between two statements."""
+NEWS_PERIOD_S = 0.1
+"""Between two lookups because of notifications."""
+LOCKED_MAX = 3
+"""A worker whose row is locked is tried in this many statements."""
+WORKERS_MAX = 2_000
+"""Per statement; the rest follow at once."""
+
+
+class Report(NamedTuple):
+    """What a worker says in a beat. `state`: running or stopping.
+
+    `held`: what it says that it runs; `progress`: of attempts, from 0 to 1, and a text.
+    """
+
+    held: Sequence[Held] = ()
+    progress: Sequence[tuple[Held, float, str]] = ()
+    state: str = "running"
+
+
+class _Beat:
+    """One that waits for its answer."""
+
+    def __init__(self, worker: RemoteWorker, report: Report) -> None:
+        self.worker, self.report = worker, report
+        self.tries = 0
+        self.gone: set[UUID] = set()
+        self.error: PgworkdError | None = None
+        self.answered = anyio.Event()
+
+    def fail(self, error: PgworkdError) -> None:
+        self.error = error
+        self.answered.set()
+
+
+class Beats:
+    """Sends them."""
+
+    def __init__(self, store: RemoteStore, workers: RemoteWorkers, events_: Events) -> None:
+        self._store, self._workers = store, workers
+        self._waiting: list[_Beat] = []
+        self._asked: set[int] = set()  # workers that the database has news for
+        self._wanted = anyio.Event()
+        self._asked_for = anyio.Event()
+        self._outage = Outage("beats", events_)
+
+    async def beat(self, worker: RemoteWorker, report: Report) -> set[UUID]:
+        """Renews the lease; returns the jobs of `report.held` that it runs no more.
+
+        Raises WorkerLost, or DatabaseUnavailable when the lease was not renewed.
+        """
+        beat = self._put(worker, report)
+        await beat.answered.wait()
+        if beat.error is not None:
+            raise beat.error
+        return beat.gone
+
+    def note(self, worker: RemoteWorker) -> None:
+        """Renews the lease soon: the worker has called."""
+        if not any(beat.worker is worker for beat in self._waiting):
+            self._put(worker, Report())
+
+    def look(self, worker_id: int) -> None:
+        """The database has news for this worker."""
+        if self._workers.find(worker_id) is not None:
+            self._asked.add(worker_id)
+            self._asked_for.set()
+
+    def _put(self, worker: RemoteWorker, report: Report) -> _Beat:
+        beat = _Beat(worker, report)
+        self._waiting.append(beat)
+        self._wanted.set()
+        return beat
+
+    async def run(self) -> None:
+        """Until cancelled; those that wait then are answered with an error."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._send_all)
+                tasks.start_soon(self._look_up)
+        finally:
+            for beat in self._waiting:
+                beat.fail(DatabaseUnavailable("the gateway stops"))
+
+    async def _send_all(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            batch: dict[int, list[_Beat]] = {}
+            waiting, self._waiting = self._waiting, []
+            for beat in waiting:
+                if len(batch) < WORKERS_MAX or beat.worker.id in batch:
+                    batch.setdefault(beat.worker.id, []).append(beat)
+                else:
+                    self._waiting.append(beat)
+            began = anyio.current_time()
+            try:
+                await self._send(batch)
+            except PgworkdError as error:
+                for beats in batch.values():
+                    for beat in beats:
+                        beat.fail(error)
+                await anyio.sleep(self._outage.failed(error))
+            else:
+                self._outage.passed()
+            if self._waiting:
+                self._wanted.set()
+            if len(batch) < WORKERS_MAX:
+                await anyio.sleep_until(began + PERIOD_S)
+
+    async def _send(self, batch: dict[int, list[_Beat]]) -> None:
+        """One statement for the leases, one for what has changed, and one for progress, if there is any."""
+        states: dict[int, str] = {beats[0].worker.id: beats[-1].report.state for beats in batch.values()}
+        asked: dict[int, str | None] = {}
+        for worker_id, outcome, lease_s, requested in await self._store.heartbeats(states):
+            beats = batch[worker_id]
+            if outcome == LOST:
+                self._workers.lose(worker_id)
+                for beat in beats:
+                    beat.fail(WorkerLost(f"worker {worker_id} is presumed dead"))
+            elif outcome == LOCKED:
+                self._again(beats)
+            else:
+                beats[0].worker.lease_s = lease_s or beats[0].worker.lease_s
+                asked[worker_id] = requested
+        held = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.held]
+        news = await self._store.news(list(asked), list(dict.fromkeys(held)))
+        gone = {(job_id, attempt) for _, job_id, attempt in news.gone}
+        self._workers.apply(news, asked)
+        progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]
+        if progress:
+            attempts, done, messages = zip(*progress, strict=True)
+            await self._store.report_progress(attempts, done, messages)
+        for worker_id in asked:
+            for beat in batch[worker_id]:
+                beat.gone = {each.job_id for each in beat.report.held if (each.job_id, each.attempt) in gone}
+                beat.answered.set()
+
+    def _again(self, beats: Sequence[_Beat]) -> None:
+        for beat in beats:
+            beat.tries += 1
+            if beat.tries < LOCKED_MAX:
+                self._waiting.append(beat)
+            else:
+                beat.fail(DatabaseBusy("the worker's row is locked by another transaction", sqlstate="55P03"))
+
+    async def _look_up(self) -> None:
+        """Reads news that a notification has announced: an attempt is to be cancelled."""
+        while True:
+            await self._asked_for.wait()
+            self._asked_for = anyio.Event()
+            asked, self._asked = self._asked, set()
+            known = {each: worker.requested for each in asked if (worker := self._workers.find(each)) is not None}
+            try:
+                self._workers.apply(await self._store.news(list(known)), known)
+            except PgworkdError as error:  # the next beat brings it
+                await anyio.sleep(self._outage.failed(error))
+            await anyio.sleep(NEWS_PERIOD_S)

@@ -1,0 +1,138 @@
+"""Claims of remote workers: what a request is given, and what becomes of it if the request goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import anyio
+
+from pgworkd.database.claims import Claimed
+from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Attempt
+from pgworkd.errors import DatabaseError, WorkerLost
+from pgworkd.remote.pool import Given, RemotePool, Waiter
+from pgworkd.remote.settles import Settles
+from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.words.assignment import Assignment
+
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""Payloads of one answer; what does not fit is given back."""
+READ_BYTES = 1024 * 1024
+NOW_S = 30.0
+"""A request that does not wait for jobs is answered after this time at the latest."""
+
+
+class Assigned(NamedTuple):
+    """One attempt as it is given to a worker; `assignment`: what it settles by."""
+
+    assignment: str
+    claimed: Claimed
+    queue: str
+    held: Held
+
+
+class RemoteClaims:
+    """Claims for all workers that ask."""
+
+    def __init__(
+        self,
+        store: Store,
+        remote: RemoteStore,
+        workers: RemoteWorkers,
+        settles: Settles,
+        pool: Callable[[str], RemotePool],
+        missed: Callable[[Attempt], Awaitable[str | None]],
+    ) -> None:
+        """`pool` returns that of a queue; `missed`: why an occurrence must be skipped."""
+        self._store, self._remote, self._workers, self._settles = store, remote, workers, settles
+        self._pool, self._missed = pool, missed
+
+    async def claim(
+        self, worker: RemoteWorker, queues: Sequence[str], most: int, wait_s: float, lease_s: float | None = None
+    ) -> list[Assigned]:
+        """Up to `most` jobs of the first queue that has any; waits for one, for `wait_s` at most.
+
+        Returns early, with nothing, when there is news for the worker. lease_s: each attempt is leased by itself.
+        Whoever cancels the call gets nothing, and what was claimed for it is given back. Raises WorkerLost, or the
+        database's errors: then nothing is claimed, as far as is known.
+        """
+        waiter = Waiter(worker, most, lease_s, waits=wait_s > 0)
+        worker.on_news.add(waiter.answered.set)
+        try:
+            if not any(worker.free(queue) for queue in queues):
+                await self._workers.recount(worker)
+            if worker.has_news:
+                waiter.answered.set()
+            waiter.wait_in([self._pool(queue) for queue in dict.fromkeys(queues)])
+            with anyio.move_on_after(wait_s or NOW_S):
+                await waiter.answered.wait()
+            waiter.is_leaving = True
+            while waiter.pool is not None:  # a claim for it is under way
+                await waiter.returned.wait()
+            if waiter.error is not None:
+                raise waiter.error
+            if worker.is_lost and not waiter.given:
+                raise WorkerLost(f"worker {worker.id} is presumed dead, or has signed off")
+            taken, waiter.given = waiter.given, []
+            return await self._prepared(worker, taken)
+        finally:
+            waiter.is_gone = True
+            waiter.leave()
+            worker.on_news.discard(waiter.answered.set)
+            self.give_back(worker, [each.held for each in waiter.given])
+
+    def answered(self, worker: RemoteWorker, assigned: Sequence[Assigned]) -> None:
+        """The worker has them, as far as is known here."""
+        worker.unanswered.difference_update(each.claimed.id for each in assigned)
+
+    def give_back(self, worker: RemoteWorker, held: Sequence[Held]) -> None:
+        """Releases, without a failure, what could not be handed over."""
+        worker.unanswered.difference_update(each.job_id for each in held)
+        self._settles.release(held)
+
+    async def _prepared(self, worker: RemoteWorker, given: list[Given]) -> list[Assigned]:
+        """Reads large payloads, and leaves out occurrences that were missed."""
+        left = {each.held.job_id: each for each in given}
+        try:
+            for each in given:
+                why = await self._missed(each.attempt)
+                if why is not None:
+                    self._settles.expire(each.held, why)
+                    del left[each.held.job_id]
+            await self._read(left)
+        except BaseException:
+            self.give_back(worker, [each.held for each in left.values()])
+            raise
+        found, size = list[Assigned](), 0
+        for attempt, held in left.values():
+            claimed = attempt.claimed
+            size += len(claimed.payload or "")
+            if claimed.payload is None or (found and size > ANSWER_BYTES_MAX):
+                self.give_back(worker, [held])
+                continue
+            assignment = Assignment(held.job_id, held.attempt, held.worker_id, held.nonce)
+            found.append(Assigned(assignment.sealed(held.token), claimed, attempt.queue, held))
+            attempt.claimed = claimed._replace(payload="", meta=None)  # not needed here any more
+        return found
+
+    async def _read(self, given: dict[UUID, Given]) -> None:
+        """Reads the payloads that the claim has left out; a job whose row is damaged fails, and is left out."""
+        wanted = [each for each in given.values() if each.attempt.claimed.payload is None]
+        size, some = 0, len(wanted)
+        while wanted and size < ANSWER_BYTES_MAX:
+            ids, attempts = [e.held.job_id for e in wanted[:some]], [e.held.attempt for e in wanted[:some]]
+            try:
+                rows = await self._store.payloads(ids, attempts, READ_BYTES)
+            except DatabaseError as error:
+                if some == 1:
+                    self._settles.fail(wanted[0].held, error)
+                    del given[wanted.pop(0).held.job_id]
+                some = 1  # alone, each shows whether it is the damaged one
+                continue
+            for (attempt, _), (_, payload, meta) in zip(wanted, rows, strict=False):
+                attempt.claimed = attempt.claimed._replace(payload=payload, meta=meta)
+                size += len(payload or "")
+            wanted = wanted[max(1, len(rows)) :]

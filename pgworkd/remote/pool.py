@@ -1,0 +1,252 @@
+"""The claims of one queue for all remote workers that wait for its jobs: one claim at a time, first come, first served.
+
+A claim is made only when it may find something: while the queue is known to be empty, those that come just wait. So the
+database sees as many claims as a daemon would make, however many workers wait.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+from uuid import uuid4
+
+import anyio
+
+from pgworkd.database import remote_store
+from pgworkd.database.claims import ClaimOrder, Claims
+from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.claim.claim_loop import CLAIM_MAX, ClaimingWorker, ClaimLoop
+from pgworkd.engine.tallies import Tallies
+from pgworkd.errors import PgworkdError, WorkerLost
+from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.words.events import Events
+from pgworkd.words.job import Reason
+
+IDLE_S = 60.0
+"""A pool for which nobody has waited for so long is closed."""
+
+
+class Given(NamedTuple):
+    """An attempt that was claimed for a worker, with the fence that it settles by."""
+
+    attempt: Attempt
+    held: Held
+
+
+class Waiter:
+    """One request that waits for jobs, in the pools of its queues."""
+
+    def __init__(self, worker: RemoteWorker, most: int, lease_s: float | None, *, waits: bool) -> None:
+        """`lease_s`: of each attempt, None: they are leased with the worker; `waits` False: only what is due now."""
+        self.worker, self.most, self.lease_s, self._waits = worker, most, lease_s, waits
+        self.pool: RemotePool | None = None
+        """The pool that claims for it now."""
+        self.given: list[Given] = []
+        self.error: PgworkdError | None = None
+        self.answered = anyio.Event()
+        self.returned = anyio.Event()
+        """Set when no pool claims for it."""
+        self.returned.set()
+        self.is_leaving = self.is_gone = False
+        """It waits no longer, but takes what a claim under way gives it; nobody will take that."""
+        self.pools: list[RemotePool] = []
+        self._unasked: set[RemotePool] = set()
+
+    def wait_in(self, pools: list[RemotePool]) -> None:
+        """Waits in these pools; the first that has a job answers."""
+        self.pools, self._unasked = pools, set(pools)
+        for pool in pools:
+            pool.add(self)
+
+    def leave(self) -> None:
+        """Waits no longer."""
+        for pool in self.pools:
+            pool.remove(self)
+
+    @property
+    def is_open(self) -> bool:
+        """True if a pool may claim for it."""
+        return self.pool is None and not self.is_leaving and not self.is_gone and not self.answered.is_set()
+
+    def refuse(self, pool: RemotePool) -> None:
+        """That pool has nothing for it."""
+        self._unasked.discard(pool)
+        if not self._unasked and not self._waits:
+            self.answered.set()
+
+    def fail(self, error: PgworkdError) -> None:
+        """Its request is answered with this error."""
+        self.error = error
+        self.answered.set()
+
+
+class RemotePool(ClaimLoop):
+    """The waiters of one queue. In the database it is a pool without slots, which inserts notify while it is idle."""
+
+    def __init__(
+        self,
+        queue: str,
+        owner: ClaimingWorker,
+        store: Store,
+        remote: RemoteStore,
+        workers: RemoteWorkers,
+        events_: Events,
+        tallies: Tallies,
+        *,
+        release: Callable[[list[Held]], None],
+    ) -> None:
+        """`owner`: this gateway as a worker; `release`: gives back what was claimed for somebody who has gone."""
+        super().__init__(queue, owner, events_, tallies)
+        self.concurrency = 0
+        """The concurrency of `queues`, which no worker exceeds; 0: none is set."""
+        self._store, self._remote, self._workers, self._release = store, remote, workers, release
+        self._waiting: dict[Waiter, None] = {}
+        self._may_find = True  # a claim may find something: False only while inserts notify us
+        self.left_at = anyio.current_time()
+        """When the last waiter left."""
+
+    def release_unstarted(self, reason: Reason, *, keep: int = 0) -> None:
+        """Nothing is claimed ahead of those that wait."""
+
+    def claim_soon(self) -> None:
+        """A claim may find something."""
+        self._may_find = True
+        super().claim_soon()
+
+    def slot_freed(self) -> None:
+        """A worker may take more jobs of this queue."""
+        if self._waiting and self.may_find_more:
+            self.claim_soon()
+
+    async def run(self) -> None:
+        """Claims until cancelled or closed."""
+        await self._loop()
+
+    # Waiters.
+
+    @property
+    def is_claiming(self) -> bool:
+        """True while a claim is under way."""
+        return self._claiming
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def add(self, waiter: Waiter) -> None:
+        """One more waits."""
+        self._waiting[waiter] = None
+        is_due = self._due_at is not None and self._due_at <= anyio.current_time()
+        if self.paused or not waiter.worker.free(self.queue, self.concurrency):
+            waiter.refuse(self)
+        elif self._may_find or not self.is_idle or is_due:
+            self.claim_soon()
+        else:
+            waiter.refuse(self)
+
+    def remove(self, waiter: Waiter) -> None:
+        """It waits no longer."""
+        self._waiting.pop(waiter, None)
+        self.left_at = anyio.current_time()
+
+    def _next(self) -> list[tuple[Waiter, int]]:
+        """For whom to claim now, and how many for each; one request of each worker at a time."""
+        left, chosen = CLAIM_MAX, dict[int, tuple[Waiter, int]]()
+        for waiter in self._waiting:
+            if waiter.is_open and waiter.worker.id not in chosen and not waiter.worker.is_lost:
+                most = min(waiter.most, waiter.worker.free(self.queue, self.concurrency), left)
+                if most > 0:
+                    chosen[waiter.worker.id] = (waiter, most)
+                    left -= most
+        return list(chosen.values())
+
+    # The claim loop.
+
+    def _may_claim(self) -> bool:
+        return bool(not self.paused and not self.closed and self._worker.may_claim and self._next())
+
+    async def _claim(self) -> Claims | None:
+        standing, nonce = await self._workers.standing(), uuid4()
+        chosen = self._next()
+        if not chosen or self.paused or self.closed or not self._worker.may_claim:
+            return None
+        wanted = [remote_store.Waiter(waiter.worker.id, most, waiter.lease_s) for waiter, most in chosen]
+        limit, self._may_find = sum(each.limit for each in wanted), False
+        start, keyed, sent_at, notified_ago_s = self._leave()
+        order = ClaimOrder(0, self.queue, limit, (), (), *start)
+        order = order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew)
+        self._reserve(chosen, 1)
+        answered = False
+        try:
+            found = await self._remote.claim_for(wanted, order, standing, nonce)
+            answered = True
+        finally:
+            self._reserve(chosen, -1)
+            if not answered:
+                self._may_find = True
+        now = anyio.current_time()
+        took_s = now - sent_at
+        self._tallies.claimed(self.queue, len(found.claims), took_s, notified_ago_s)
+        self._more = len(found.claims) >= limit
+        self._may_find = self._may_find or self._more or self._poll_mode.polls_on(now)
+        self._arrive(found.claims, now, took_s, full=self._more)
+        by_worker: dict[int, Waiter] = {waiter.worker.id: waiter for waiter, _ in chosen}
+        given: defaultdict[int, list[Given]] = defaultdict(list)
+        for claimed, worker_id in zip(found.claims, found.workers, strict=True):
+            waiter = by_worker[worker_id]
+            holder, own = (waiter.worker.id, None) if waiter.lease_s is None else (standing, nonce)
+            held = Held(claimed.id, claimed.attempt, holder, holder.token, own)
+            given[worker_id].append(Given(Attempt(claimed, self.queue, holder), held))
+        for waiter, _ in chosen:
+            self._give(waiter, given[waiter.worker.id])
+        for worker_id in found.lost:
+            self._workers.lose(worker_id)
+        for waiter, _ in chosen:
+            if waiter.worker.is_lost and not waiter.given:
+                waiter.fail(WorkerLost(f"worker {waiter.worker.id} is presumed dead"))
+        return found.claims
+
+    def _reserve(self, chosen: list[tuple[Waiter, int]], sign: int) -> None:
+        """Takes the slots that a claim may fill, and gives them back."""
+        for waiter, most in chosen:
+            waiter.worker.reserved[self.queue] += sign * most
+            waiter.pool = self if sign > 0 else None
+            if sign > 0:
+                waiter.returned = anyio.Event()
+            else:
+                waiter.returned.set()
+
+    def _give(self, waiter: Waiter, given: list[Given]) -> None:
+        if waiter.is_gone:
+            self._release([each.held for each in given])
+        elif given:
+            for attempt, _ in given:
+                attempt.started = anyio.current_time()
+                waiter.worker.unanswered.add(attempt.claimed.id)
+                if waiter.lease_s is None:
+                    waiter.worker.held[attempt.claimed.id] = attempt
+            waiter.given = given
+            waiter.answered.set()
+        else:
+            waiter.refuse(self)
+            for pool in waiter.pools:
+                if pool is not self and pool.may_find_more:
+                    pool.claim_soon()  # it passed over this one, for whom we were claiming
+
+    @property
+    def may_find_more(self) -> bool:
+        """True unless the queue is known to be empty."""
+        return self._may_find or not self.is_idle
+
+    def _failed(self, error: PgworkdError) -> float:
+        for waiter in list(self._waiting):
+            if waiter.is_open:
+                waiter.fail(error)
+        return super()._failed(error)
+
+    async def _store_announcement(self, *, idle: bool) -> None:
+        await self._store.set_pool(self._worker.worker_id, self.queue, 0, idle=idle)

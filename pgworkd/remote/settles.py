@@ -1,0 +1,266 @@
+"""Settles of remote workers in natural batches: while one statement is under way, the next one gathers.
+
+Unlike a daemon's own outcomes these are kept by the worker until it has an answer: so an outage is answered with an
+error at once, and the worker sends the same again. A rejected batch is halved until what cannot be stored is alone; a
+locked row is tried again for a while, and holds up no other.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.store import FailedAttempt
+from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.tallies import Tallies
+from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
+from pgworkd.remote.workers import RemoteWorkers
+from pgworkd.words.job import Ending, Outcome
+
+FLUSH_MAX, FLUSH_BYTES = 1_000, 1024 * 1024
+SKIP_S = 1.0
+"""After a flush met a lock, flushes skip locked rows at once for this many seconds."""
+LOCKED_S = 5.0
+"""A locked row is tried again for this long; then the worker is told to do so."""
+LOCKED_PAUSE_S = 0.25
+OWN_PAUSE_S = 1.0
+"""Releases of our own are repeated after this pause, whatever the error."""
+_STATUSES = {
+    Ending.COMPLETED: {"completed"},
+    Ending.FAILED: {"failed", "dead", "cancelled"},
+    Ending.RELEASED: {"pending", "blocked", "cancelled"},
+    Ending.CANCELLED: {"cancelled"},
+    Ending.EXPIRED: {"expired"},
+}
+
+
+class Settled(enum.Enum):
+    """What a settle did."""
+
+    NOW = "now"
+    BEFORE = "before"
+    """The same had been settled already: a repetition."""
+
+
+class _Item:
+    """One that waits for its answer. `deadline`: on the loop's clock, for locked rows; `own`: nobody waits for it."""
+
+    def __init__(self, held: Held, outcome: Outcome, *, own: bool = False) -> None:
+        self.held, self.outcome, self.own = held, outcome, own
+        self.deadline = anyio.current_time() + LOCKED_S
+        self.settled: Settled | None = None
+        self.status = ""
+        self.error: PgworkdError | None = None
+        self.answered = anyio.Event()
+        self.bytes = len(outcome.result or "") + (len(json.dumps(outcome.error)) if outcome.error else 0)
+
+
+class Answer(NamedTuple):
+    """What became of a settle. `status`: the job's new one."""
+
+    settled: Settled
+    status: str
+
+
+class Settles:
+    """Sends them, each fenced by its own worker."""
+
+    def __init__(
+        self,
+        store: RemoteStore,
+        workers: RemoteWorkers,
+        tallies: Tallies,
+        on_settled: Callable[[Attempt | None, Outcome, str], None],
+    ) -> None:
+        """`on_settled` gets each, with the job's new status; the attempt is None if it was not claimed here."""
+        self._store, self._workers, self._tallies, self._on_settled = store, workers, tallies, on_settled
+        self._waiting: list[_Item] = []
+        self._arrived = anyio.Event()
+        self._skip_until = 0.0
+        self._tasks: TaskGroup | None = None
+
+    async def settle(self, held: Held, outcome: Outcome) -> Answer:
+        """Settles one attempt. Raises LeaseLost: it runs no more, and was not settled so; or the database's errors."""
+        item = _Item(held, outcome)
+        self._put(item)
+        await item.answered.wait()
+        if item.error is not None:
+            raise item.error
+        return Answer(item.settled or Settled.NOW, item.status)
+
+    def settled(self, held: Held, outcome: Outcome, status: str) -> None:
+        """An attempt has been settled in a transaction of somebody else's."""
+        attempt = self._workers.attempt(held)
+        self._workers.ended(held)
+        self._on_settled(attempt, outcome, status)
+
+    def release(self, held: Sequence[Held]) -> None:
+        """Gives back, without a failure, what was claimed for somebody who has gone; repeated until it is done."""
+        for each in held:
+            self._put(_Item(each, Outcome(Ending.RELEASED), own=True))
+
+    def expire(self, held: Held, message: str) -> None:
+        """Ends an occurrence that was missed."""
+        self._put(_Item(held, Outcome(Ending.EXPIRED, message=message), own=True))
+
+    def fail(self, held: Held, error: PgworkdError) -> None:
+        """Fails an attempt whose row cannot be read."""
+        said = f"its payload cannot be read: {error}"
+        self._put(
+            _Item(held, Outcome(Ending.FAILED, message=said, error={"type": "unreadable", "message": said}), own=True)
+        )
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Until cancelled; those that wait then are answered with an error."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                while True:
+                    await self._arrived.wait()
+                    await anyio.lowlevel.checkpoint()
+                    await self._flush(self._take())
+                    if not self._waiting:
+                        self._arrived = anyio.Event()
+        finally:
+            for item in self._waiting:
+                _answer(item, DatabaseUnavailable("the gateway stops"))
+
+    def _put(self, item: _Item) -> None:
+        self._waiting.append(item)
+        self._arrived.set()
+
+    def _take(self) -> list[_Item]:
+        """The next flush: bounded in rows and bytes, of at least one."""
+        size = count = 0
+        for item in self._waiting[:FLUSH_MAX]:
+            if count and size + item.bytes > FLUSH_BYTES:
+                break
+            size, count = size + item.bytes, count + 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+    async def _flush(self, batch: Sequence[_Item]) -> None:
+        groups: dict[Ending, dict[UUID, _Item]] = {}
+        for item in batch:
+            group = groups.setdefault(item.outcome.ending, {})
+            if group.setdefault(item.held.job_id, item) is not item:
+                self._put(item)  # a second one for the job: it is judged after the first
+        for ending, items in groups.items():
+            await self._settle(ending, list(items.values()))
+
+    async def _settle(self, ending: Ending, items: Sequence[_Item]) -> None:
+        """Settles items of one ending: all, or each half."""
+        skip = anyio.current_time() < self._skip_until
+        began = anyio.current_time()
+        try:
+            statuses = await self._verbs[ending](self, items, skip=skip)
+            self._tallies.settle_s.observe(anyio.current_time() - began)
+            missing = [item.held for item in items if item.held.job_id not in statuses]
+            locked = await self._store.running(missing) if missing else set()
+            before = await self._store.settled([h for h in missing if h.job_id not in locked]) if missing else {}
+        except PgworkdError as error:
+            if isinstance(error, DatabaseBusy) and error.locked and not skip:
+                self._skip_until = anyio.current_time() + SKIP_S
+                await self._settle(ending, items)
+            elif len(items) > 1 and isinstance(error, DatabaseBusy | DatabaseError):
+                await self._settle(ending, items[: len(items) // 2])
+                await self._settle(ending, items[len(items) // 2 :])
+            else:
+                for item in items:
+                    self._failed(item, error)
+            return
+        for item in items:
+            job_id = item.held.job_id
+            if job_id in statuses:
+                self._won(item, statuses[job_id])
+            elif job_id in locked:
+                self._failed(item, DatabaseBusy("the job is locked by another transaction", sqlstate="55P03"))
+            else:
+                self._judge(item, before.get(job_id))
+
+    def _won(self, item: _Item, status: str) -> None:
+        item.settled, item.status = Settled.NOW, status
+        self.settled(item.held, item.outcome, status)
+        item.answered.set()
+
+    def _judge(self, item: _Item, status: str | None) -> None:
+        """The attempt does not run: it was settled before, in the same way or not."""
+        self._workers.ended(item.held)
+        if status is not None and status in _STATUSES[item.outcome.ending]:
+            item.settled, item.status = Settled.BEFORE, status
+            item.answered.set()
+            return
+        said = "it has ended" if status is None else f"the job is {status}"
+        _answer(item, LeaseLost(f"attempt {item.held.attempt} of job {item.held.job_id} runs no more here: {said}"))
+
+    def _failed(self, item: _Item, error: PgworkdError) -> None:
+        locked = isinstance(error, DatabaseBusy) and error.locked
+        if item.own or (locked and anyio.current_time() < item.deadline):
+            if self._tasks is not None:
+                self._tasks.start_soon(self._again, item, LOCKED_PAUSE_S if locked else OWN_PAUSE_S)
+        else:
+            _answer(item, error)
+
+    async def _again(self, item: _Item, pause_s: float) -> None:
+        try:
+            await anyio.sleep(pause_s)
+        finally:
+            self._put(item)
+
+    # One method per ending: items in, new statuses out.
+
+    async def _complete(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+        results = [item.outcome.result for item in items]
+        won = await self._store.settle_completed(_held(items), results, skip_locked=skip)
+        return dict.fromkeys(won, "completed")
+
+    async def _fail(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+        failed = [
+            FailedAttempt(
+                *(item.held.job_id, item.held.attempt, item.outcome.delay_s, item.outcome.permanent),
+                *(item.outcome.message or "", json.dumps(item.outcome.error)),
+            )
+            for item in items
+        ]
+        return await self._store.settle_failed(_held(items), failed, skip_locked=skip)
+
+    async def _release(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+        delays, messages = [i.outcome.delay_s for i in items], [i.outcome.message for i in items]
+        won = await self._store.settle_released(_held(items), delays, messages, skip_locked=skip)
+        return dict.fromkeys(won, "pending")
+
+    async def _end(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+        statuses = [item.outcome.ending.value for item in items]
+        messages = [item.outcome.message for item in items]
+        won = await self._store.settle_ended(_held(items), statuses, messages, skip_locked=skip)
+        ended = {item.held.job_id: item.outcome.ending.value for item in items}
+        return {job_id: ended[job_id] for job_id in won}
+
+    _verbs: dict[Ending, Callable[..., Awaitable[dict[UUID, str]]]] = {  # noqa: RUF012
+        Ending.COMPLETED: _complete,
+        Ending.FAILED: _fail,
+        Ending.RELEASED: _release,
+        Ending.CANCELLED: _end,
+        Ending.EXPIRED: _end,
+    }
+
+
+def _held(items: Sequence[_Item]) -> list[Held]:
+    return [item.held for item in items]
+
+
+def _answer(item: _Item, error: PgworkdError) -> None:
+    item.error = error
+    item.answered.set()

@@ -1,0 +1,79 @@
+"""Compares, every few seconds, what workers say that they run with what the database says.
+
+The answer to a claim may be lost with its connection, or with the gateway that was to give it: the worker does not know
+of that attempt, and renews the lease that protects it. Workers therefore list what they hold in their beats; an attempt
+that is missing in two lists, both later than its claim, is released.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from uuid import UUID
+
+import anyio
+
+from pgworkd.database.reconnect import Outage
+from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.errors import PgworkdError
+from pgworkd.remote.settles import Settles
+from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.words import events
+from pgworkd.words.events import Events
+
+PERIOD_S = 5.0
+COST_SHARE, PAUSE_S_MAX = 0.002, 600.0
+"""Maximum share of the time: while vacuum is held back, a search reads the entries of all that these workers ran."""
+MARGIN_S = 1.0
+"""An attempt must have been claimed this long before a list to be expected in it."""
+
+
+class Watch:
+    """Looks for attempts that nobody runs."""
+
+    def __init__(self, store: RemoteStore, workers: RemoteWorkers, settles: Settles, events_: Events) -> None:
+        self._store, self._workers, self._settles, self._events = store, workers, settles, events_
+        self._outage = Outage("watch", events_)
+        self._took_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await anyio.sleep(max(PERIOD_S, min(self._took_s / COST_SHARE, PAUSE_S_MAX)))
+            self._workers.forget_silent()
+            known = list(self._workers)
+            if not known:
+                continue
+            began = anyio.current_time()
+            try:
+                rows = await self._store.attempts_of([worker.id for worker in known])
+            except PgworkdError as error:
+                await anyio.sleep(self._outage.failed(error))
+                continue
+            self._outage.passed()
+            # One may have waited behind another statement: it is expensive only if two in a row took long.
+            took_s = anyio.current_time() - began
+            self._took_s = min(took_s, self._took_s * 2 + PERIOD_S * COST_SHARE)
+            by_worker: defaultdict[int, list[tuple[int, UUID, int, str, float]]] = defaultdict(list)
+            for row in rows:
+                by_worker[row[0]].append(row)
+            for worker in known:
+                self._workers.compare(worker, by_worker[worker.id], began)
+                self._release_orphans(worker, by_worker[worker.id], began)
+
+    def _release_orphans(
+        self, worker: RemoteWorker, rows: list[tuple[int, UUID, int, str, float]], asked_at: float
+    ) -> None:
+        if len(worker.lists) < 2:  # its two lists
+            return
+        (first_at, first), (_, second) = worker.lists
+        orphans = [
+            Held(job_id, attempt, worker.id, worker.id.token)
+            for _, job_id, attempt, _, age_s in rows
+            if age_s > asked_at - first_at + MARGIN_S
+            and (job_id, attempt) not in first
+            and (job_id, attempt) not in second
+            and job_id not in worker.unanswered
+        ]
+        if orphans:
+            self._settles.release(orphans)
+            self._events.emit(events.ORPHANS_RELEASED, count=len(orphans))

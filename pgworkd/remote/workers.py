@@ -1,0 +1,217 @@
+"""The remote workers that this process knows: their keys, their slots, and what they hold.
+
+The database is the truth. What is kept here saves asking it for each request, and may be missing what was done through
+another gateway; `Watch` compares the two every few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from uuid import UUID, uuid4
+
+import anyio
+
+from pgworkd.database.remote_store import Held, News, RemoteStore
+from pgworkd.database.remote_store import RemoteWorker as Stored
+from pgworkd.engine.attempts import Attempt
+from pgworkd.errors import LeaseLost, UsageError, WorkerLost
+from pgworkd.words.assignment import Assignment
+from pgworkd.words.registration import Registration
+
+FORGET_LEASES = 3
+"""A worker that was not heard of here for this many leases is forgotten; it is looked up again when it calls."""
+RECOUNT_S = 1.0
+"""A worker whose slots seem to be taken is looked up in the database this often at most."""
+
+
+class RemoteWorker:
+    """One worker, as this process sees it. Times are on the loop's clock."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.id = stored.registration
+        self.name = stored.name
+        self.lease_s = stored.lease_s
+        self.slots = stored.slots
+        self.requested = stored.requested
+        """What an operator asks of it: quiet, stop, or None."""
+        self.held: dict[UUID, Attempt] = {}
+        """Attempts claimed here that it has not settled."""
+        self.elsewhere: Counter[str] = Counter()
+        """By queue: attempts that it runs, and claimed through other gateways."""
+        self.reserved: Counter[str] = Counter()
+        """By queue: slots for which a claim is under way."""
+        self.unanswered: set[UUID] = set()
+        """Attempts whose claim has not been answered completely."""
+        self.cancels: dict[UUID, int] = {}
+        """Attempts that are to be cancelled, by job."""
+        self.lists: deque[tuple[float, frozenset[tuple[UUID, int]]]] = deque(maxlen=2)
+        """The last two complete lists of what it holds, each with when it came."""
+        self.heard_at = anyio.current_time()
+        self.recounted_at = -RECOUNT_S
+        self.is_lost = False
+        self._told: object = (None, frozenset())
+        self.on_news: set[Callable[[], None]] = set()
+        """Called when there is something new to tell it."""
+
+    def free(self, queue: str, most: int = 0) -> int:
+        """How many more jobs of the queue it may be given; `most`: the queue's concurrency, if that is set."""
+        slots = self.slots.get(queue, 0)
+        slots = min(slots, most) if most else slots
+        held = sum(attempt.queue == queue for attempt in self.held.values())
+        return max(0, slots - held - self.elsewhere[queue] - self.reserved[queue])
+
+    @property
+    def has_news(self) -> bool:
+        """True if it has not been told what it is to do."""
+        return self._news() != self._told
+
+    def tell(self) -> tuple[str, dict[UUID, int]]:
+        """What it is to do (run, quiet, stop), and which attempts are to be cancelled; counts as told."""
+        self._told = self._news()
+        return self.requested or "run", dict(self.cancels)
+
+    def list_held(self, held: frozenset[tuple[UUID, int]], at: float) -> None:
+        """Notes what it says that it holds, all of it, and when that came."""
+        self.lists.append((at, held))
+
+    def learn(self, requested: str | None, cancels: Mapping[UUID, int]) -> None:
+        """Stores what it is to do."""
+        self.requested, self.cancels = requested, dict(cancels)
+        if self.has_news:
+            for call in list(self.on_news):
+                call()
+
+    def lose(self) -> None:
+        """It is presumed dead, or has signed off."""
+        self.is_lost = True
+        for call in list(self.on_news):
+            call()
+
+    def _news(self) -> object:
+        return self.requested, frozenset(self.cancels.items())
+
+
+class RemoteWorkers:
+    """All of them, by id."""
+
+    def __init__(self, store: RemoteStore) -> None:
+        self._store = store
+        self._known: OrderedDict[int, RemoteWorker] = OrderedDict()
+        self._standing: Registration | None = None
+
+    def __iter__(self) -> Iterator[RemoteWorker]:
+        return iter(list(self._known.values()))
+
+    async def register(self, name: str, version: str, lease_s: float, slots: dict[str, int]) -> RemoteWorker:
+        """Registers a worker. Raises PgworkdError."""
+        registration = await self._store.register(name, version, lease_s)
+        await self._store.set_slots(registration, slots)
+        worker = self._known[registration] = RemoteWorker(Stored(registration, name, lease_s, None, slots))
+        return worker
+
+    def find(self, worker_id: int) -> RemoteWorker | None:
+        """The worker, if it is known here."""
+        return self._known.get(worker_id)
+
+    async def authenticated(self, worker_id: int, secret: str) -> RemoteWorker:
+        """The worker that has this secret. Raises WorkerLost: there is none, or it is presumed dead."""
+        worker = await self._get(worker_id)
+        if worker is None or worker.is_lost or not hmac.compare_digest(worker.id.token.hex.encode(), secret.encode()):
+            raise WorkerLost(f"worker {worker_id} is presumed dead, or has signed off, or its secret is another one")
+        if not worker.slots:  # the server has crashed: see `pools`
+            raise WorkerLost(f"the slots of worker {worker_id} were lost when the database restarted")
+        worker.heard_at = anyio.current_time()
+        return worker
+
+    async def _get(self, worker_id: int) -> RemoteWorker | None:
+        worker = self._known.get(worker_id)
+        if worker is None and (stored := await self._store.worker(worker_id)) is not None:
+            worker = self._known.setdefault(worker_id, RemoteWorker(stored))
+        return worker
+
+    async def standing(self) -> Registration:
+        """The worker under which attempts with a lease of their own run."""
+        if self._standing is None:
+            self._standing = await self._store.standing_worker()
+        return self._standing
+
+    def forget_standing(self) -> None:
+        """The database may be another one (a restored dump)."""
+        self._standing = None
+
+    async def held(self, text: str) -> Held:
+        """The attempt that an assignment names. Raises UsageError: it is none; LeaseLost: it is nobody's here."""
+        found = Assignment.parse(text)
+        standing = await self.standing()
+        if found.worker_id == standing:
+            key: UUID | None = standing.token
+        else:
+            worker = await self._get(found.worker_id)
+            key = None if worker is None else worker.id.token
+        if key is None:  # its worker has gone: only what has become of it can be said
+            return Held(found.job_id, found.attempt, found.worker_id, uuid4(), found.nonce)
+        if not Assignment.is_sealed(text, key):
+            raise LeaseLost("this assignment was not made for a worker that is registered now")
+        return Held(found.job_id, found.attempt, found.worker_id, key, found.nonce)
+
+    async def listed(self, worker: RemoteWorker, texts: Iterable[str]) -> dict[str, Held]:
+        """The attempts that a worker says it holds, by the text that it sent; what cannot be its own is left out."""
+        found, owners = {}, (worker.id, await self.standing())
+        for text in texts:
+            with contextlib.suppress(UsageError, LeaseLost):
+                held = await self.held(text)
+                if held.worker_id in owners:
+                    found[text] = held
+        return found
+
+    def attempt(self, held: Held) -> Attempt | None:
+        """What was claimed here as that attempt."""
+        worker = self._known.get(held.worker_id)
+        found = None if worker is None else worker.held.get(held.job_id)
+        return found if found is not None and found.claimed.attempt == held.attempt else None
+
+    def ended(self, held: Held) -> None:
+        """The attempt has been settled: its slot is free."""
+        worker = self._known.get(held.worker_id)
+        if worker is not None and self.attempt(held) is not None:
+            del worker.held[held.job_id]
+        if worker is not None and worker.cancels.get(held.job_id) == held.attempt:
+            del worker.cancels[held.job_id]
+
+    async def recount(self, worker: RemoteWorker) -> None:
+        """Counts what it runs in the database, if its slots seem to be taken. Raises PgworkdError."""
+        if (now := anyio.current_time()) - worker.recounted_at >= RECOUNT_S:
+            worker.recounted_at = now
+            self.compare(worker, await self._store.attempts_of([worker.id]), now)
+
+    def compare(self, worker: RemoteWorker, rows: list[tuple[int, UUID, int, str, float]], asked_at: float) -> None:
+        """Takes over what the database says that the worker runs: (worker, id, attempt, queue, age in seconds)."""
+        running = {(row[1], row[2]) for row in rows}
+        for job_id, attempt in list(worker.held.items()):
+            if (job_id, attempt.claimed.attempt) not in running and (attempt.started or 0.0) < asked_at:
+                del worker.held[job_id]
+        worker.elsewhere = Counter(row[3] for row in rows if row[1] not in worker.held)
+
+    def apply(self, news: News, asked: Mapping[int, str | None]) -> None:
+        """Takes over what concerns these workers; `asked`: what operators ask of each."""
+        cancels: dict[int, dict[UUID, int]] = {worker_id: {} for worker_id in asked}
+        for worker_id, job_id, attempt in news.cancels:
+            cancels.setdefault(worker_id, {})[job_id] = attempt
+        for worker_id, requested in asked.items():
+            if (worker := self._known.get(worker_id)) is not None:
+                worker.learn(requested, cancels[worker_id])
+
+    def lose(self, worker_id: int) -> None:
+        """A worker is presumed dead, or has signed off: it is not known any more."""
+        if (worker := self._known.pop(worker_id, None)) is not None:
+            worker.lose()
+
+    def forget_silent(self) -> None:
+        """Forgets workers that have not been heard of here for long: they may call another gateway."""
+        now = anyio.current_time()
+        for worker_id, worker in list(self._known.items()):
+            if now - worker.heard_at > FORGET_LEASES * worker.lease_s and not worker.on_news:
+                del self._known[worker_id]
