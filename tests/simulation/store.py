@@ -207,7 +207,9 @@ class SimulatedStore:
     async def close(self) -> None:
         pass
 
-    async def register(self, _name: str, _pid: int, _version: str, lease_s: float, _kinds: Sequence[str]) -> int:
+    async def register(
+        self, _name: str, _pid: int, _version: str, lease_s: float, _kinds: Sequence[str], _kind: str
+    ) -> int:
         return await self._rest.call("register", lambda: self._table.register(lease_s))
 
     async def set_pool(
