@@ -243,7 +243,10 @@ async def test_an_application_says_itself_who_may_do_what(dsn: str, is_async: bo
 async def test_the_role_gateway_suffices_for_every_route(dsn: str) -> None:
     db = await asyncpg.connect(dsn)
     try:
-        async with granted(dsn, db) as roles, calling(dsn, database=ConnectionOptions(roles.dsn("gateway"))) as call:
+        async with (
+            granted(dsn, db) as roles,
+            calling(dsn, database=ConnectionOptions(roles.dsn("gateway")), workers=True) as call,
+        ):
             await call.ok("POST", "/v1/jobs", {"queue": "q"})
             for method, path in routes():
                 answer = await tried(call, method, path)
