@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .network import CALM
 from .plans import CHANGES, DEAF, DOINGS, ODD, STORMS, Profile
-from .store import CALM
 
 QUICK_S = (0.0, 0.0002, 0.001, 0.003)
 HUNG_SETTLES = (STORMS[3], STORMS[5], STORMS[6])

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .store import CALM, Weather
+from .network import CALM, Weather
 
 QUEUES = ("q0", "q1")
 DOINGS = ("ok", "ok", "result", "fail", "permanent", "retry_after", "snooze", "burn", "context")

@@ -25,7 +25,8 @@ import pgworkd.engine.tallies
 from pgworkd.engine.life.heartbeat import Heartbeat
 
 from .loop import SimulationLoop
-from .store import Network, SimulatedLeaseStore, SimulatedStore, Watcher
+from .network import Network
+from .store import SimulatedLeaseStore, SimulatedStore, Watcher
 
 USERS_OF_TIME = (
     pgworkd.engine.claim.prefetch,

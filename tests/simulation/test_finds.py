@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 from tests.simulation.loop import simulate
+from tests.simulation.network import CALM, Weather
 from tests.simulation.plans import Act, Doing, Profile, draw
-from tests.simulation.store import CALM, Weather
 from tests.simulation.world import World
 
 NO_SETTLES = Weather(refused_share=1.0, verbs=("completed",))

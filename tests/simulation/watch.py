@@ -21,7 +21,8 @@ from pgworkd.engine.settle import settler
 from pgworkd.words import events
 
 from .loop import SimulationFailed, SimulationLoop
-from .store import Network, Watcher
+from .network import Network
+from .store import Watcher
 from .table import Row, Table
 
 Key = tuple[UUID, int]

@@ -20,9 +20,9 @@ from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.words.events import Events
 
 from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
+from .network import CALM, COMMAND_S, LINK, Network
 from .plans import QUEUES, Doing, Plan, Profile, draw
 from .stand_ins import stand_ins
-from .store import CALM, COMMAND_S, LINK, Network
 from .table import EPOCH_S, Row, Table
 from .watch import SAMPLE_S, Watch
 
