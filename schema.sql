@@ -37,6 +37,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0003_names.sql
 \ir pgworkd/sql/migrations/0004_signals.sql
 \ir pgworkd/sql/migrations/0005_gateway.sql
+\ir pgworkd/sql/migrations/0006_remote.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -115,8 +116,7 @@ CREATE TABLE IF NOT EXISTS workers (
 -- The standing worker is no process: attempts with a lease of their own run under it.
 CREATE UNIQUE INDEX IF NOT EXISTS workers_standing ON workers (name) WHERE kind = 'standing';
 
--- One worker's slots for one queue. Unlogged: a crash of Postgres ends all connections, and each
--- worker announces its pools again.
+-- One worker's slots for one queue. Unlogged: after a crash of Postgres workers announce theirs.
 CREATE UNLOGGED TABLE IF NOT EXISTS pools (
     worker_id   integer NOT NULL,
     queue       name_text NOT NULL,

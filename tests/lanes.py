@@ -37,6 +37,7 @@ SLOW = {
     "tests/sweeps/*": "each operation under each fault, and servers of their own",
     # Processes
     "tests/http/test_server.py*": _COMMANDS,
+    "tests/http/test_remote_*": _COMMANDS,
     "tests/http/test_description.py*fuzzer*": _COMMANDS,
     "tests/http/test_access.py*a_token_of_*": _ROUTES,
     "tests/http/test_access.py*role_gateway*": _ROUTES,

@@ -36,11 +36,12 @@ BELOW = {
     "http/request": "errors words database client admin engine/life metrics remote http/models",
     "http/routes": "errors words settings database client admin metrics remote http/models http/request",
     "http": "errors words database http/request http/routes",
+    "remote_daemon": "errors words database engine engine/claim engine/life",
     "app": "errors words engine alerts",
     "fleet": "errors words settings database admin engine/run engine/life metrics",
     "tracing": "errors words",
     "cli": """errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet
-              tracing http http/request""",
+              tracing http http/request remote_daemon""",
     "__init__": "errors words database engine engine/life app",
     "demo": "errors words database embedded client engine/life __init__",
     "bench": "errors words settings database client admin engine/life cli __init__",

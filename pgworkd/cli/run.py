@@ -31,6 +31,10 @@ LeaseS = Annotated[
         help="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
     ),
 ]
+Remote = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="URL", help="Work through this gateway, with PGWORKD_TOKEN, without a database."),
+]
 Seconds = str | None  # parsed by the settings, whose errors say what to write instead
 
 
@@ -58,6 +62,7 @@ def run(
         typer.Option("--shutdown-s", metavar="SECONDS", help="How long running jobs may take to finish at a stop."),
     ] = None,
     metrics_listen: MetricsListen = None,
+    remote: Remote = None,
     worker_name: Annotated[
         str | None, typer.Option("--worker-name", help="Name of this worker; default: the host name.")
     ] = None,
@@ -84,6 +89,7 @@ def run(
         "poll_s": poll_s,
         "shutdown_s": shutdown_s,
         "metrics_listen": metrics_listen,
+        "remote": remote,
         "worker_name": worker_name,
         "log_level": log_level,
         "log_format": log_format,

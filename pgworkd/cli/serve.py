@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -10,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ STUCK_S = 5.0
 """How much longer than its own limits a stop may take before the process is ended."""
 GC_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))  # of Python 3.11 and 3.12, 3.13, 3.14
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
+NO_DATABASE = "postgresql://"
+"""The address of a daemon that works through a gateway: it is never connected to."""
 THREADS_S = 0.5
 """How long idle threads may take to end once the loop is gone."""
 
@@ -55,6 +58,8 @@ def serve(flags: Mapping[str, object]) -> int:
         raise UsageError("no app given: set PGWORKD_APP, or pass --app module:attribute")
     app = load_app(settings.app)
     _check_queues(settings, app)
+    if settings.remote is not None and settings.processes > 1:
+        raise UsageError(f"processes ({settings.origin('processes')}): with remote, start several daemons instead")
     spare_collector()
     stop_signals.hold()
     notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
@@ -107,7 +112,8 @@ class _Service:
     def _daemon(self, app: App) -> Daemon:
         queues = self._settings.queues or None
         parts = (*self._parts, *_tracing())
-        daemon = Daemon(app, options(self._settings), queues=queues, parts=parts, end_process=end_process)
+        make = Daemon if self._settings.remote is None else _remote(self._settings)
+        daemon = make(app, options(self._settings), queues=queues, parts=parts, end_process=end_process)
         self._events = daemon.events
         self._events.listen(self._listener, except_for=log.below_level(self._settings.log_level))
         return daemon
@@ -180,10 +186,24 @@ def _observe(daemon: Daemon) -> None:
     observe(DaemonSource(daemon))
 
 
+def _remote(settings: Settings) -> Callable[..., Daemon]:
+    """Makes a daemon that works through a gateway."""
+    try:
+        from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayOptions
+        from pgworkd.remote_daemon.daemon import RemoteDaemon
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[remote]'") from None
+    if settings.lease_s < LEASE_S_MIN:
+        raise UsageError(f"lease_s ({settings.origin('lease_s')}): with remote, {LEASE_S_MIN:g} or more")
+    gateway = GatewayOptions(settings.remote or "", settings.token_required(), settings.command_timeout_s)
+    return functools.partial(RemoteDaemon, gateway=gateway)
+
+
 def options(settings: Settings) -> DaemonOptions:
     """The daemon's options from the settings."""
+    dsn = settings.dsn_required() if settings.remote is None else NO_DATABASE
     return DaemonOptions(
-        ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s),
+        ConnectionOptions(dsn, settings.connect_timeout_s, settings.command_timeout_s),
         worker_name=settings.worker_name,
         lease_s=settings.lease_s,
         heartbeat_s=settings.heartbeat_s,

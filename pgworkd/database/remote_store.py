@@ -25,7 +25,8 @@ _WORKER = """SELECT w.token, w.lease_s, w.requested, w.name,
     ARRAY(SELECT p.concurrency FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue)
     FROM pgworkd.workers w WHERE w.id = $1 AND w.kind IN ('remote', 'standing') AND w.lost_at IS NULL"""
 _SET_POOLS = """SELECT pgworkd.set_pool($1, u.queue, u.slots, false, NULL, NULL, $2)
-    FROM unnest($3::text[], $4::int[]) AS u (queue, slots)"""
+    FROM unnest($3::text[], $4::int[]) AS u (queue, slots)
+    UNION ALL SELECT pgworkd.drop_pool($1, u.queue, $2) FROM unnest($5::text[]) AS u (queue)"""
 _NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
     WHERE j.worker_id = ANY ($1) AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL
     UNION ALL
@@ -38,7 +39,8 @@ _ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text,
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"""
+    FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
+        $15, $16)"""
 _EXTEND = """SELECT id, left_s FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3)"""
 _RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
 _SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
@@ -137,9 +139,10 @@ class RemoteStore:
         registration = Registration.of(worker_id, token)
         return RemoteWorker(registration, name, lease_s, requested, dict(zip(queues, slots, strict=True)))
 
-    async def set_slots(self, worker_id: int, slots: Mapping[str, int]) -> None:
-        """Stores how many jobs of each queue a worker may run at once."""
-        await self._beats.fetch(_SET_POOLS, worker_id, token_of(worker_id), list(slots), list(slots.values()))
+    async def set_slots(self, worker_id: int, slots: Mapping[str, int], gone: Sequence[str] = ()) -> None:
+        """Stores how many jobs of each queue a worker may run at once; `gone`: queues that it serves no more."""
+        args = (worker_id, token_of(worker_id), list(slots), list(slots.values()), gone)
+        await self._beats.fetch(_SET_POOLS, *args)
 
     async def heartbeats(self, states: Mapping[int, str]) -> list[Beat]:
         """Renews the leases of workers (registrations), and stores the state of each: running or stopping."""
@@ -171,7 +174,7 @@ class RemoteStore:
     # Claim
 
     async def claim_for(self, waiters: Sequence[Waiter], order: ClaimOrder, standing: int, nonce: UUID) -> RemoteClaims:
-        """Claims for those that wait, the first of them first. Of `order`, worker, limit and kinds are not used.
+        """Claims for those that wait, the first of them first. Of `order`, worker and limit are not used.
 
         Attempts with a lease of their own run under `standing` and `nonce`.
         """
@@ -186,6 +189,7 @@ class RemoteStore:
             *order[1:2],
             *order[5:8],
             *order[9:],
+            *order[3:5],
         )
         jobs = [row for row in rows if row[1] is not None]
         more = [row for row in rows if row[0] is None]

@@ -10,46 +10,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from pgworkd.database import settle_statements
+from pgworkd.database import schema, settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import CLAIM
 from pgworkd.database.claims import Claimed as Claimed
 from pgworkd.database.claims import ClaimOrder as ClaimOrder
 from pgworkd.database.claims import Claims as Claims
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
-from pgworkd.database.schedule_store import Occurrence, ScheduleStore, columns
+from pgworkd.database.heartbeat_store import HeartbeatStore
+from pgworkd.database.maintenance_store import MaintenanceStore, fence
+from pgworkd.database.maintenance_store import Rescued as Rescued
+from pgworkd.database.schedule_store import Occurrence, columns
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import PgworkdError
 from pgworkd.words.registration import Registration, token_of
 
 CHANNEL = "pgworkd"
-UNBLOCK_STEP = MEND_STEP = 1_000
-RATES_STEP = 10_000
-"""Rows per step."""
 Payload = tuple[UUID, str | None, str | None]
 LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""
-
-
-class Rescued(NamedTuple):
-    """A job taken back from a worker; `status` is its new status: failed, dead or cancelled.
-
-    `overdue`: it passed its deadline, or the lease of its own, which is a failure; else its worker was lost.
-    """
-
-    id: UUID
-    queue: str
-    kind: str
-    attempt: int
-    status: str
-    worker_id: int
-    worker: str
-    error: str
-    overdue: bool = False
 
 
 class FailedAttempt(NamedTuple):
@@ -67,17 +50,9 @@ class FailedAttempt(NamedTuple):
 
 
 _PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3, $4, $5)"
-_RESCUE = """SELECT id, queue, kind, attempt, status, worker_id, worker, error, false FROM pgworkd.rescue($1, $2)
-    UNION ALL
-    SELECT id, queue, kind, attempt, status, worker_id, worker, error, true FROM pgworkd.fail_overdue($2, $3)"""
-_KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
 
 
-def _fence(worker_id: int | None) -> tuple[int | None, UUID | None]:
-    return worker_id, token_of(worker_id)
-
-
-class Store(ScheduleStore):
+class Store(MaintenanceStore):
     """The daemon's calls to the database."""
 
     def __init__(
@@ -92,6 +67,15 @@ class Store(ScheduleStore):
         self.listener = Listener(options)
         self.signals = SignalStore(options)
         self.transactions = TransactionPool(options, transactions_max)
+
+    async def verify(self) -> None:
+        """Raises SchemaError unless the schema is of this program's version."""
+        await schema.verify(self.options)
+
+    def heartbeats(self, limit_s: float) -> HeartbeatStore:
+        """The calls of a heartbeat thread, each of which takes `limit_s` at most, on a connection of their own."""
+        connect_s, command_s = self.options.connect_timeout_s, self.options.command_timeout_s
+        return HeartbeatStore(ConnectionOptions(self.options.dsn, min(connect_s, limit_s), min(command_s, limit_s)))
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -143,7 +127,7 @@ class Store(ScheduleStore):
         self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int, worker_id: int | None = None
     ) -> list[Payload]:
         """(id, payload, meta) of attempts, in order, up to `bytes_max`; a payload of None: it no longer runs."""
-        return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max, *_fence(worker_id))))
+        return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max, *fence(worker_id))))
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
         """The kinds among these for which another live worker of the queue has a handler."""
@@ -178,7 +162,7 @@ class Store(ScheduleStore):
     ) -> list[UUID]:
         """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
         names, at, revisions = columns(following) if following else (None, None, None)
-        args = (ids, attempts, results if any(results) else None, names, at, revisions, *_fence(worker_id), began_ago_s)
+        args = (ids, attempts, results if any(results) else None, names, at, revisions, *fence(worker_id), began_ago_s)
         sql = settle_statements.SKIPPING[settle_statements.COMPLETED] if skip_locked else settle_statements.COMPLETED
         won: list[UUID] = await self._settles.value(sql, *args)
         return won
@@ -195,7 +179,7 @@ class Store(ScheduleStore):
     ) -> bool:
         """Completes a job on a handler's connection, in its transaction; False if the attempt is no longer ours."""
         names, at, revisions = columns([following]) if following else (None, None, None)
-        args = ([job_id], [attempt], [result], names, at, revisions, *_fence(worker_id), [began_ago_s])
+        args = ([job_id], [attempt], [result], names, at, revisions, *fence(worker_id), [began_ago_s])
         return bool(await connection.fetchval(settle_statements.COMPLETED_BY_HANDLER, *args))
 
     async def settle_failed(
@@ -215,7 +199,7 @@ class Store(ScheduleStore):
             names,
             at,
             revisions,
-            *_fence(worker_id),
+            *fence(worker_id),
         )
         return {row[0]: row[1] for row in rows}
 
@@ -231,7 +215,7 @@ class Store(ScheduleStore):
     ) -> set[UUID]:
         """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
         sql = settle_statements.SKIPPING[settle_statements.RELEASED] if skip_locked else settle_statements.RELEASED
-        return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *_fence(worker_id)))
+        return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *fence(worker_id)))
 
     async def settle_ended(
         self,
@@ -245,7 +229,7 @@ class Store(ScheduleStore):
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
         sql = settle_statements.SKIPPING[settle_statements.ENDED] if skip_locked else settle_statements.ENDED
-        return set(await self._settles.value(sql, ids, attempts, statuses, messages, *_fence(worker_id)))
+        return set(await self._settles.value(sql, ids, attempts, statuses, messages, *fence(worker_id)))
 
     async def still_running(
         self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
@@ -253,7 +237,7 @@ class Store(ScheduleStore):
         """Those of these attempts that still run: a settle with `skip_locked` has left them out."""
         return {
             row[0]
-            for row in await self._settles.fetch(settle_statements.STILL_RUNNING, ids, attempts, *_fence(worker_id))
+            for row in await self._settles.fetch(settle_statements.STILL_RUNNING, ids, attempts, *fence(worker_id))
         }
 
     async def settled(
@@ -263,85 +247,3 @@ class Store(ScheduleStore):
         return {
             row[0]: row[1] for row in await self._settles.fetch(settle_statements.SETTLED, ids, attempts, worker_id)
         }
-
-    # Maintenance
-
-    async def rescue(self, worker_id: int, limit: int = 1000, overdue_s_max: float | None = None) -> list[Rescued]:
-        """Takes back the jobs of lost workers, and attempts of remote ones that are overdue, up to `limit` each.
-
-        `overdue_s_max`: only what became overdue at most this many seconds ago, at a cost independent of what has run
-        before.
-        """
-        return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit, overdue_s_max)]
-
-    async def running_of(
-        self, worker_id: int, age_s: float, age_max_s: float | None = None, queues: Sequence[str] | None = None
-    ) -> list[tuple[UUID, int]]:
-        """Attempts running under this worker, by the database, that were claimed more than `age_s` seconds ago.
-
-        With `queues`: of those only, and at most `age_max_s` ago, at a cost independent of what has run before.
-        """
-        args = (worker_id, token_of(worker_id), age_s, age_max_s, queues)
-        rows = await self._maintenance.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3, $4, $5)", *args)
-        return [(row[0], row[1]) for row in rows]
-
-    async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:
-        """Expires waiting jobs: (queue, kind, jobs, the id of one). Frees dedupe keys: (None, None, keys, None)."""
-        return await self._maintenance.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
-
-    async def unblock(self) -> int:
-        """Unblocks jobs that wait in vain, cancels dependents of dead jobs; returns the number of keys and jobs."""
-        keys = int(await self._maintenance.value("SELECT pgworkd.unblock()"))
-        queue, key = "", ""
-        while queue is not None:  # in steps: a million keys may be in use
-            step = await self._maintenance.fetch(
-                "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, $3)",
-                *(queue, key, UNBLOCK_STEP),
-            )
-            promoted, queue, key = step[0]
-            keys += promoted
-        mended = MEND_STEP
-        while mended >= MEND_STEP:  # in steps: a job may have any number of dependents
-            mended = int(await self._maintenance.value("SELECT pgworkd.mend_dependencies($1)", MEND_STEP))
-            keys += mended
-        queue, key = "", ""
-        while queue is not None:
-            sql = "SELECT last_queue, last_key FROM pgworkd.forget_rates($1, $2, $3)"
-            queue, key = (await self._maintenance.fetch(sql, queue, key, RATES_STEP))[0]
-        return keys
-
-    async def apply_effects(self, limit: int = 1000) -> int | None:
-        """Applies effects that were deferred: locked, or too many for one transaction.
-
-        Returns how many are left, a negative number if more can be applied right now; None if another daemon does it.
-        """
-        return cast("int | None", await self._maintenance.value("SELECT pgworkd.apply_effects($1)", limit))
-
-    async def report_refused(self) -> list[Sequence[Any]]:
-        """Rows that maintenance passed over as rejected, not yet logged: (what, sqlstate, count, key, error)."""
-        return await self._maintenance.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
-
-    async def ensure_partitions(self, days_ahead: int = 7) -> int:
-        """Creates the partitions of the history for the coming days; returns how many."""
-        return int(await self._maintenance.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
-
-    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
-        """Deletes old history outside whole partitions; returns (rows deleted, dead jobs moved to the history)."""
-        sql = "SELECT rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
-        rows, dead = (await self._maintenance.fetch(sql, keep_days, keep_dead_days, limit))[0]
-        return rows, dead
-
-    async def drop_partition(self, keep_days: int) -> bool:
-        """Drops the oldest partition beyond `keep_days`; False: there is none, or it is being read."""
-        return await self._maintenance.value("SELECT pgworkd.drop_partition($1)", keep_days) is not None
-
-    async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
-        """(queue, keep_s) of queues whose keep_s is longer than the history is kept."""
-        return [(queue, keep_s) for queue, keep_s in await self._maintenance.fetch(_KEPT_LONGER, keep_days * 86_400)]
-
-    async def report_progress(self, rows: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
-        """Stores the progress of attempts that still run: (id, attempt, 0 to 1, message) of each."""
-        args = [list(column) for column in zip(*rows, strict=True)]
-        await self._maintenance.value(
-            "SELECT pgworkd.report_progress($1, $2, $3, $4, $5, $6)", *args, *_fence(worker_id)
-        )

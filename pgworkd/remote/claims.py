@@ -13,7 +13,7 @@ from pgworkd.database.remote_store import Held, RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseError, WorkerLost
-from pgworkd.remote.pool import Given, RemotePool, Waiter
+from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.assignment import Assignment
@@ -51,7 +51,13 @@ class RemoteClaims:
         self._pool, self._missed = pool, missed
 
     async def claim(
-        self, worker: RemoteWorker, queues: Sequence[str], most: int, wait_s: float, lease_s: float | None = None
+        self,
+        worker: RemoteWorker,
+        queues: Sequence[str],
+        most: int,
+        wait_s: float,
+        lease_s: float | None = None,
+        budgets: Budgets = (),
     ) -> list[Assigned]:
         """Up to `most` jobs of the first queue that has any; waits for one, for `wait_s` at most.
 
@@ -59,12 +65,12 @@ class RemoteClaims:
         Whoever cancels the call gets nothing, and what was claimed for it is given back. Raises WorkerLost, or the
         database's errors: then nothing is claimed, as far as is known.
         """
-        waiter = Waiter(worker, most, lease_s, waits=wait_s > 0)
+        waiter = Waiter(worker, most, lease_s, waits=wait_s > 0, budgets=budgets)
         worker.on_news.add(waiter.answered.set)
         try:
             if not any(worker.free(queue) for queue in queues):
                 await self._workers.recount(worker)
-            if worker.has_news:
+            if worker.has_news or worker.is_stopping:
                 waiter.answered.set()
             waiter.wait_in([self._pool(queue) for queue in dict.fromkeys(queues)])
             with anyio.move_on_after(wait_s or NOW_S):

@@ -7,7 +7,7 @@ database sees as many claims as a daemon would make, however many workers wait.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -29,6 +29,10 @@ IDLE_S = 60.0
 """A pool for which nobody has waited for so long is closed."""
 
 
+Budgets = Sequence[tuple[str, int]]
+"""(kind, max_attempts) for jobs that have none of their own, by kind."""
+
+
 class Given(NamedTuple):
     """An attempt that was claimed for a worker, with the fence that it settles by."""
 
@@ -39,9 +43,12 @@ class Given(NamedTuple):
 class Waiter:
     """One request that waits for jobs, in the pools of its queues."""
 
-    def __init__(self, worker: RemoteWorker, most: int, lease_s: float | None, *, waits: bool) -> None:
+    def __init__(
+        self, worker: RemoteWorker, most: int, lease_s: float | None, *, waits: bool, budgets: Budgets = ()
+    ) -> None:
         """`lease_s`: of each attempt, None: they are leased with the worker; `waits` False: only what is due now."""
         self.worker, self.most, self.lease_s, self._waits = worker, most, lease_s, waits
+        self.budgets = budgets
         self.pool: RemotePool | None = None
         """The pool that claims for it now."""
         self.given: list[Given] = []
@@ -105,6 +112,7 @@ class RemotePool(ClaimLoop):
         self._store, self._remote, self._workers, self._release = store, remote, workers, release
         self._waiting: dict[Waiter, None] = {}
         self._may_find = True  # a claim may find something: False only while inserts notify us
+        self._in_vain_for: Budgets | None = None  # the last claim was for these, and found nothing
         self.left_at = anyio.current_time()
         """When the last waiter left."""
 
@@ -154,12 +162,17 @@ class RemotePool(ClaimLoop):
         self.left_at = anyio.current_time()
 
     def _next(self) -> list[tuple[Waiter, int]]:
-        """For whom to claim now, and how many for each; one request of each worker at a time."""
+        """For whom to claim now, and how many for each: one request of each worker, all with the same budgets."""
         left, chosen = CLAIM_MAX, dict[int, tuple[Waiter, int]]()
-        for waiter in self._waiting:
+        budgets: Budgets | None = None
+        waiting = list(self._waiting)
+        if self._in_vain_for is not None:  # a suspect may be left, which only others may take
+            waiting.sort(key=lambda waiter: waiter.budgets == self._in_vain_for)
+        for waiter in waiting:
             if waiter.is_open and waiter.worker.id not in chosen and not waiter.worker.is_lost:
                 most = min(waiter.most, waiter.worker.free(self.queue, self.concurrency), left)
-                if most > 0:
+                if most > 0 and budgets in (None, waiter.budgets):
+                    budgets = waiter.budgets
                     chosen[waiter.worker.id] = (waiter, most)
                     left -= most
         return list(chosen.values())
@@ -177,7 +190,8 @@ class RemotePool(ClaimLoop):
         wanted = [remote_store.Waiter(waiter.worker.id, most, waiter.lease_s) for waiter, most in chosen]
         limit, self._may_find = sum(each.limit for each in wanted), False
         start, keyed, sent_at, notified_ago_s = self._leave()
-        order = ClaimOrder(0, self.queue, limit, (), (), *start)
+        kinds, budgets = zip(*chosen[0][0].budgets, strict=True) if chosen[0][0].budgets else ((), ())
+        order = ClaimOrder(0, self.queue, limit, kinds, budgets, *start)
         order = order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew)
         self._reserve(chosen, 1)
         answered = False
@@ -192,6 +206,7 @@ class RemotePool(ClaimLoop):
         took_s = now - sent_at
         self._tallies.claimed(self.queue, len(found.claims), took_s, notified_ago_s)
         self._more = len(found.claims) >= limit
+        self._in_vain_for = None if found.claims else chosen[0][0].budgets
         self._may_find = self._may_find or self._more or self._poll_mode.polls_on(now)
         self._arrive(found.claims, now, took_s, full=self._more)
         by_worker: dict[int, Waiter] = {waiter.worker.id: waiter for waiter, _ in chosen}

@@ -32,12 +32,14 @@ from pgworkd.remote.claims import RemoteClaims
 from pgworkd.remote.pool import IDLE_S, RemotePool
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.watch import Watch
-from pgworkd.remote.workers import RemoteWorkers
+from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
 
-LEASE_S, HEARTBEAT_S = 30.0, 10.0
+LEASE_S, HEARTBEAT_S = 10.0, 2.5
+"""Of the gateway itself: as short as the shortest lease of a worker, which else is judged with a delay: see had_time().
+"""
 POLL_S = 2.0
 AGAIN_S = 5.0
 """Before another start, after one that failed for a reason that waiting alone may not cure."""
@@ -145,7 +147,7 @@ class RemoteService:
         try:
             while not self._stop.is_set():
                 try:
-                    began_s = await Startup(self.options, self.events).run(self._register, self._stop)
+                    began_s = await Startup(self._store.verify, self.events).run(self._register, self._stop)
                 except PgworkdError as error:
                     self.events.emit(events.STATEMENT_FAILED, part="start", error=str(error), retry_in_s=AGAIN_S)
                     with anyio.move_on_after(AGAIN_S):
@@ -193,6 +195,11 @@ class RemoteService:
         with contextlib.suppress(PgworkdError), anyio.move_on_after(STOP_S):
             await self._store.sign_off(self.owner.worker_id)
             await self._signals.write_last()
+
+    def backoffs(self, worker: RemoteWorker) -> dict[str, dict[str, float]]:
+        """What operators have set for the queues of a worker, as far as somebody waits for their jobs here."""
+        found = self.queues.overrides.backoffs
+        return {queue: dict(found[queue]) for queue in worker.slots if found.get(queue)}
 
     # Pools.
 

@@ -53,9 +53,9 @@ class Settled(enum.Enum):
 class _Item:
     """One that waits for its answer. `deadline`: on the loop's clock, for locked rows; `own`: nobody waits for it."""
 
-    def __init__(self, held: Held, outcome: Outcome, *, own: bool = False) -> None:
+    def __init__(self, held: Held, outcome: Outcome, *, own: bool = False, patience_s: float = 0.0) -> None:
         self.held, self.outcome, self.own = held, outcome, own
-        self.deadline = anyio.current_time() + LOCKED_S
+        self.deadline = anyio.current_time() + patience_s
         self.settled: Settled | None = None
         self.status = ""
         self.error: PgworkdError | None = None
@@ -87,9 +87,12 @@ class Settles:
         self._skip_until = 0.0
         self._tasks: TaskGroup | None = None
 
-    async def settle(self, held: Held, outcome: Outcome) -> Answer:
-        """Settles one attempt. Raises LeaseLost: it runs no more, and was not settled so; or the database's errors."""
-        item = _Item(held, outcome)
+    async def settle(self, held: Held, outcome: Outcome, patience_s: float = LOCKED_S) -> Answer:
+        """Settles one attempt; a locked row is tried again for `patience_s` seconds.
+
+        Raises LeaseLost: it runs no more, and was not settled so; or the database's errors.
+        """
+        item = _Item(held, outcome, patience_s=patience_s)
         self._put(item)
         await item.answered.wait()
         if item.error is not None:

@@ -37,6 +37,8 @@ class RemoteWorker:
         self.slots = stored.slots
         self.requested = stored.requested
         """What an operator asks of it: quiet, stop, or None."""
+        self.is_stopping = False
+        """It says that it is about to end: it is given nothing more."""
         self.held: dict[UUID, Attempt] = {}
         """Attempts claimed here that it has not settled."""
         self.elsewhere: Counter[str] = Counter()
@@ -81,12 +83,21 @@ class RemoteWorker:
         """Stores what it is to do."""
         self.requested, self.cancels = requested, dict(cancels)
         if self.has_news:
-            for call in list(self.on_news):
-                call()
+            self.tell_waiters()
+
+    def says(self, state: str) -> None:
+        """What it says of itself: running or stopping."""
+        was, self.is_stopping = self.is_stopping, state == "stopping"
+        if self.is_stopping and not was:
+            self.tell_waiters()
 
     def lose(self) -> None:
         """It is presumed dead, or has signed off."""
         self.is_lost = True
+        self.tell_waiters()
+
+    def tell_waiters(self) -> None:
+        """Answers its claims that wait."""
         for call in list(self.on_news):
             call()
 
@@ -112,6 +123,18 @@ class RemoteWorkers:
         worker = self._known[registration] = RemoteWorker(Stored(registration, name, lease_s, None, slots))
         return worker
 
+    async def serve(self, worker: RemoteWorker, slots: dict[str, int]) -> None:
+        """The worker serves these queues from now on, with so many slots each. Raises PgworkdError."""
+        gone = [queue for queue in worker.slots if queue not in slots]
+        await self._store.set_slots(worker.id, slots, gone)
+        worker.slots = slots
+        worker.tell_waiters()
+
+    async def refresh(self, worker: RemoteWorker) -> None:
+        """Reads its slots again: they may have been changed through another gateway. Raises PgworkdError."""
+        if (stored := await self._store.worker(worker.id)) is not None and stored.slots:
+            worker.slots = stored.slots
+
     def find(self, worker_id: int) -> RemoteWorker | None:
         """The worker, if it is known here."""
         return self._known.get(worker_id)
@@ -129,7 +152,10 @@ class RemoteWorkers:
     async def _get(self, worker_id: int) -> RemoteWorker | None:
         worker = self._known.get(worker_id)
         if worker is None and (stored := await self._store.worker(worker_id)) is not None:
+            asked_at = anyio.current_time()
+            rows = await self._store.attempts_of([worker_id])  # it may run what it claimed through other gateways
             worker = self._known.setdefault(worker_id, RemoteWorker(stored))
+            self.compare(worker, rows, asked_at)
         return worker
 
     async def standing(self) -> Registration:
@@ -185,6 +211,7 @@ class RemoteWorkers:
         """Counts what it runs in the database, if its slots seem to be taken. Raises PgworkdError."""
         if (now := anyio.current_time()) - worker.recounted_at >= RECOUNT_S:
             worker.recounted_at = now
+            await self.refresh(worker)
             self.compare(worker, await self._store.attempts_of([worker.id]), now)
 
     def compare(self, worker: RemoteWorker, rows: list[tuple[int, UUID, int, str, float]], asked_at: float) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from pgworkd.errors import UsageError
+from pgworkd.settings.faults import lines
 from pgworkd.settings.file import (
     NAME_CHARS_MAX,
     PREFIX,
@@ -31,15 +32,12 @@ from pgworkd.settings.file import (
     unknown_names,
 )
 from pgworkd.settings.tls import mode_fault, weakness
-from pgworkd.words.address import is_host, is_network, listed, parse_address
+from pgworkd.words.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
 from pgworkd.words.dsn import dsn_fault, redacted
 from pgworkd.words.mail_url import is_mail_address, mail_server
 from pgworkd.words.redaction import hide, redact
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|sec|m|min|h|d)")
-_UNIT_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
@@ -59,6 +57,10 @@ class Settings(BaseSettings):
     )
 
     dsn: SecretStr | None = Field(None, description="Database: postgresql://user:password@host:5432/database")
+    remote: str | None = Field(
+        None, description="A gateway to work through in place of a database: https://jobs.example.com"
+    )
+    token: SecretStr | None = Field(None, description="Token for that gateway, with the scope work: pgw_...")
     app: str | None = Field(None, description="The application, module:attribute")
     queues: Annotated[dict[str, int | None], NoDecode] = Field(
         default_factory=dict, description="Queues to serve, name or name=concurrency; all if none"
@@ -149,6 +151,22 @@ class Settings(BaseSettings):
     def _check_dsn(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and (fault := dsn_fault(value.get_secret_value())):
             raise ValueError(fault)
+        return value
+
+    @field_validator("remote")
+    @classmethod
+    def _check_remote(cls, value: str | None) -> str | None:
+        if value is not None and (fault := url_fault(value)):
+            raise ValueError(fault)
+        return value
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            if not value.get_secret_value().startswith("pgw_") or not value.get_secret_value().isascii():
+                raise ValueError("must be a token as pgworkd token add prints it: pgw_...")
+            hide(value.get_secret_value())
         return value
 
     @field_validator("smtp_url")
@@ -245,6 +263,12 @@ class Settings(BaseSettings):
             raise UsageError(f"no database given: set {PREFIX}DSN, or pass --dsn postgresql://user@host/database")
         return self.dsn.get_secret_value()
 
+    def token_required(self) -> str:
+        """The token for the gateway; UsageError if none is set."""
+        if self.token is None:
+            raise UsageError(f"no token given for {self.remote}: set {PREFIX}TOKEN; pgworkd token add prints one")
+        return self.token.get_secret_value()
+
     def origin(self, name: str) -> str:
         """The source of the value of `name`: flag, environment PGWORKD_..., the file's path, or default."""
         return self._origins.get(name, "flag" if name in self.model_fields_set else "default")
@@ -269,7 +293,7 @@ def load(**overrides: object) -> Settings:
         try:
             settings = Settings(**{**table, **environment, **flags})
         except ValidationError as error:
-            problems = [line for detail in error.errors() for line in _lines(detail, origins)]
+            problems = [line for detail in error.errors() for line in lines(detail, origins, Settings.model_fields)]
         else:
             dsn = None if settings.dsn is None else settings.dsn_required()
             fault = None if dsn is None else mode_fault(dsn, origins["dsn"])
@@ -278,10 +302,13 @@ def load(**overrides: object) -> Settings:
         raise UsageError("; ".join(problems))
     settings._origins = origins  # noqa: SLF001
     notes = []
-    if is_public and any(redacted(str(table.get(name))) != str(table.get(name)) for name in ("dsn", "smtp_url")):
-        notes.append(f"{path} contains a password and is readable by every user: chmod 600 {path}")
+    has_secret = any(redacted(str(table.get(name))) != str(table.get(name)) for name in ("dsn", "smtp_url"))
+    if is_public and (has_secret or "token" in table):
+        notes.append(f"{path} contains a secret and is readable by every user: chmod 600 {path}")
     if dsn is not None and (weak := weakness(dsn)) is not None:
         notes.append(weak)
+    if settings.remote is not None and is_open_to_others(settings.remote):
+        notes.append(f"remote ({origins['remote']}) is http: others on the way can read the token and all jobs")
     settings._notes = tuple(notes)  # noqa: SLF001
     return settings
 
@@ -290,36 +317,10 @@ def describe(settings: Settings) -> list[tuple[str, str, str]]:
     """(name, value with secrets hidden, origin) of every setting, for `pgworkd config show`."""
     shown = {name: str(getattr(settings, name)) for name in Settings.model_fields}
     shown["dsn"] = settings.dsn_redacted or ""
-    shown |= {name: getattr(settings, name) or "" for name in ("app", "metrics_listen", "smtp_from")}
+    shown |= {name: getattr(settings, name) or "" for name in ("remote", "app", "metrics_listen", "smtp_from")}
+    shown["token"] = "" if settings.token is None else "***"
     shown["smtp_url"] = "" if settings.smtp_url is None else redacted(settings.smtp_url.get_secret_value())
     queues = settings.queues.items()
     shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
     # An address may have been given for another setting by mistake.
     return [(name, redact(value), settings.origin(name)) for name, value in shown.items()]
-
-
-def _lines(detail: ErrorDetails, origins: dict[str, str]) -> list[str]:
-    """An error of pydantic rewritten: the setting, the source of its value, and what to do."""
-    problems: dict[str, str]
-    if detail["type"] == "relation":
-        problems = detail["ctx"]["problems"]
-    else:
-        name = str(detail["loc"][0])
-        is_ours = detail["type"] == "value_error"
-        problems = {name: str(detail["ctx"]["error"]) if is_ours else _expected(name, detail["input"])}
-    return [f"{name} ({origins.get(name, 'default')}): {problem}" for name, problem in problems.items()]
-
-
-def _expected(name: str, value: object) -> str:
-    field = Settings.model_fields[name]
-    if get_origin(field.annotation) is Literal:
-        return f"must be one of {', '.join(get_args(field.annotation))}, not {quoted(value)}"
-    if field.annotation not in (int, float):
-        return "must be text"
-    low, high = (getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key))
-    whole = "whole " if field.annotation is int else ""
-    unit = " of seconds" if name.endswith("_s") else " of days" if name.endswith("_days") else ""
-    remedy = f"must be a {whole}number{unit} from {low:g} to {high:g}, not {quoted(value)}"
-    if unit == " of seconds" and (match := _WITH_UNIT.fullmatch(str(value))):
-        remedy += f": write {float(match[1]) * _UNIT_S[match[2]]:g}, without a unit"
-    return remedy

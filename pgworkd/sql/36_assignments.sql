@@ -56,7 +56,8 @@ CREATE OR REPLACE FUNCTION claim_for(p_workers int[], p_tokens uuid[], p_limits 
                                      p_run_ats float8[] DEFAULT '{}',
                                      p_positions uuid[] DEFAULT '{}', p_places text DEFAULT NULL,
                                      p_reach_s float8 DEFAULT 0, p_since float8 DEFAULT NULL,
-                                     p_renew boolean DEFAULT true)
+                                     p_renew boolean DEFAULT true, p_kinds text[] DEFAULT '{}',
+                                     p_budgets int[] DEFAULT '{}')
 RETURNS TABLE (worker int, id uuid, kind text, payload text, attempt int, failures int,
                max_attempts int, timeout_s real, priority int, losses int, run_at float8,
                created_at float8, schedule text, occurrence float8, meta text, serialize_key text)
@@ -90,9 +91,9 @@ BEGIN
         FOR id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
             created_at, schedule, occurrence, meta, serialize_key IN
             SELECT c.* FROM claim(p_workers[v_by], p_queue,
-                                  (SELECT sum(v_slots[l])::int FROM unnest(v_live) l), '{}', '{}',
-                                  p_priorities, p_run_ats, p_positions, p_tokens[v_by], '{}',
-                                  p_places, p_reach_s, p_since, p_renew) c
+                                  (SELECT sum(v_slots[l])::int FROM unnest(v_live) l), p_kinds,
+                                  p_budgets, p_priorities, p_run_ats, p_positions,
+                                  p_tokens[v_by], '{}', p_places, p_reach_s, p_since, p_renew) c
         LOOP
             v_to := v_by;
             IF id IS NULL THEN      -- what the next claim should know

@@ -198,7 +198,8 @@ END $$;
 CREATE OR REPLACE TRIGGER schedule_changed BEFORE UPDATE OF
     queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s,
     enabled, missed_grace_s, waits_for_retries
-    ON schedules FOR EACH ROW EXECUTE FUNCTION schedule_changed();
+    ON schedules FOR EACH ROW WHEN (OLD.* IS DISTINCT FROM NEW.*)
+    EXECUTE FUNCTION schedule_changed();
 CREATE OR REPLACE TRIGGER schedule_deleted BEFORE DELETE ON schedules
     FOR EACH ROW EXECUTE FUNCTION schedule_changed();
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]/@]+)):(?P<port>\d{1,5})", re.ASCII)
 PORT_MAX = 65_535
@@ -48,3 +49,30 @@ def is_network(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def url_fault(text: str) -> str:
+    """What is wrong with the address of a gateway, and what to write; "": nothing."""
+    try:
+        parts = urlsplit(text)
+        port_is_right = parts.port is None or parts.port > 0
+    except ValueError:
+        return "must be an address, for example https://jobs.example.com"
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_right or not text.isprintable():
+        return "must be an address, for example https://jobs.example.com"
+    if parts.username is not None or parts.password is not None:
+        return "must not contain a password: the token is a setting of its own"
+    if parts.query or parts.fragment:
+        return "must end with the path under which the gateway is mounted, without ? or #"
+    return ""
+
+
+def is_open_to_others(url: str) -> bool:
+    """Whether calls of this address leave this host without encryption."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None or parts.hostname == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(parts.hostname).is_loopback
+    except ValueError:
+        return True

@@ -62,6 +62,7 @@ def main(
     jobs: Annotated[int | None, typer.Option(help="5,000 up to 3 minutes, 200,000 an hour.")] = None,
     faults: Annotated[int | None, typer.Option(help="40 up to 3 minutes, 1,000 an hour.")] = None,
     daemons: int = 4,
+    gateways: Annotated[int, typer.Option(help="How many the daemons work through; 0: they have the database.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Repeats the dice of another run.")] = None,
     only: Annotated[str, typer.Option(help=f"Kinds of faults, by comma: {', '.join(FAULTS)}.")] = "",
     pg_bin: Annotated[Path | None, typer.Option(help="Run on the Postgres in this bin directory.")] = None,
@@ -72,7 +73,8 @@ def main(
     share = max(minutes / 60, 3 / 60 if minutes <= 3 else 0)
     jobs = jobs if jobs is not None else (5_000 if minutes <= 3 else int(PER_HOUR["jobs"] * share))
     faults = faults if faults is not None else (40 if minutes <= 3 else int(PER_HOUR["faults"] * share))
-    plan = Plan(jobs, daemons, faults, minutes * 60, seed, tuple(filter(None, only.split(","))), pg_bin)
+    kinds = tuple(filter(None, only.split(",")))
+    plan = Plan(jobs, daemons, faults, minutes * 60, seed, kinds, pg_bin, gateways)
     sys.stdout.write(f"{plan}\n")
     with workplace() as temporary:
         if keep is not None:

@@ -77,6 +77,16 @@ def ends(evidence: Evidence) -> Iterable[str | None]:
 
 
 @check
+def gateways(evidence: Evidence) -> Iterable[str | None]:
+    """A gateway ends only when it is killed or told to, and then with 0."""
+    fell = {note.facts["name"] for note in evidence.of("gateway_killed")} | {note.by for note in evidence.of("dies")}
+    for note in evidence.of("gateway_exit"):
+        name, code, expected = note.facts["name"], note.facts["code"], note.facts["expected"]
+        fine = code == expected if expected is not None else name in fell and code == -9
+        yield None if fine else f"{name} ended with {code}, not {expected}"
+
+
+@check
 def steady(evidence: Evidence) -> Iterable[str | None]:
     """Memory, open files, threads and tasks of a daemon stay flat."""
     beats = defaultdict(list)

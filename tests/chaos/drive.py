@@ -19,10 +19,13 @@ from tests.chaos.checks_workers import RESUMED_S_MAX
 from tests.chaos.clocks import inherited
 from tests.chaos.disk import mounted, unmount
 from tests.chaos.evidence import Evidence, gather
-from tests.chaos.faults import FAULTS
+from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.faults_gateway import GATEWAY_FAULTS
 from tests.chaos.fleet import Fleet, prepared, server_for
+from tests.chaos.gateways import Gateways
 from tests.chaos.history import AWAY, now_s
 from tests.chaos.watch import CALM_S, look, probe
+from tests.chaos.workload import WITHOUT_DATABASE
 
 PRODUCERS = 3
 READY_S_MAX = 60.0
@@ -44,12 +47,19 @@ class Plan:
     seed: int = 0
     kinds: Sequence[str] = ()
     pg_bin: Path | None = None
+    gateways: int = 0
+    """Gateways through which the daemons work; 0: they have the database."""
     application: int | None = None
     """Seed of a generated application; None: only that of `workload`."""
 
+    @property
+    def possible(self) -> dict[str, Fault]:
+        """All kinds of faults that there are in such a run."""
+        return FAULTS | GATEWAY_FAULTS if self.gateways else FAULTS
+
     def sequence(self, dice: random.Random, without: Container[str]) -> list[str]:
         """Each kind equally often, in random order; those in `without` cannot be injected here."""
-        kinds = [kind for kind in self.kinds or FAULTS if kind not in without]
+        kinds = [kind for kind in self.kinds or self.possible if kind not in without]
         found: list[str] = []
         while len(found) < self.faults:
             found += dice.sample(kinds, len(kinds))
@@ -99,6 +109,10 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Eviden
 
 
 async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGroup, say: Callable[[str], None]) -> None:
+    if plan.gateways:
+        fleet.environment[WITHOUT_DATABASE] = "1"
+        fleet.gateways = Gateways(fleet, plan.gateways)
+        await fleet.gateways.start()
     for _ in range(plan.daemons):
         await fleet.start_member()
     with anyio.fail_after(READY_S_MAX):
@@ -117,7 +131,7 @@ async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGrou
         fleet.calm_since_s = float("inf")
         fleet.note("fault", name=name)
         try:
-            await FAULTS[name](fleet)
+            await plan.possible[name](fleet)
         except AWAY as error:  # it hit the driver's own connection; its changes have been undone
             fleet.note("cut_short", name=name, error=f"{type(error).__name__}: {error}")
         fleet.note("fault_over", name=name)

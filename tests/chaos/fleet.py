@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,6 +26,7 @@ from pgworkd.client import NewJob, enqueue_many
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
 from tests.chaos import clocks, workload
+from tests.chaos.gateways import Gateway, Gateways
 from tests.chaos.history import AWAY, History, load, now_s
 from tests.kits.proxy import Mode, Proxy
 from tests.kits.server import TEST_SETTINGS, create_database, create_template
@@ -51,10 +52,13 @@ OURS = dict.fromkeys(("statement_timeout", "lock_timeout", "idle_session_timeout
 class Member:
     """One daemon: its process, and the proxy it goes through."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], proxy: Proxy) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], proxy: Proxy, gateway: Gateway | None = None
+    ) -> None:
         self.name = name
         self.process = process
         self.proxy = proxy
+        self.gateway = gateway
         self.expected: int | None = None
         """The expected exit code; None: any, and the daemon is started again."""
 
@@ -92,6 +96,9 @@ class Fleet:
         self.ending = False
         self.environment: dict[str, str] = {}
         """Additional environment of daemons and producers."""
+        self.gateways: Gateways | None = None
+        """Through which the daemons work; None: they have the database."""
+        self._gateway_of: dict[Proxy, Gateway] = {}
         self.note = History(directory, "driver").note
         self._named = 0
         self._spawned: list[subprocess.Popen[bytes]] = []
@@ -102,26 +109,43 @@ class Fleet:
         clock = clocks.environment(self.directory / f"{name}.clock")
         return {**os.environ, **clock, **self.environment, "CHAOS_DIR": str(self.directory), "CHAOS_NAME": name}
 
-    def _spawn(self, name: str, module: str, *arguments: object) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{name}.log").open("wb") as log:
+    def spawn(
+        self, name: str, module: str, *arguments: object, more: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process; `more`: environment of its own."""
+        environment = self._environment(name) | (more or {})
+        with (self.directory / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", f"tests.chaos.{module}", *map(str, arguments)]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, env=self._environment(name))
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
         self._spawned.append(process)
         return process
 
     async def start_member(self, proxy: Proxy | None = None) -> Member:
         """Starts a daemon behind a proxy of its own, or that of the daemon which it replaces."""
-        if proxy is None:
-            proxy = Proxy(self.dsn)
-            await self.tasks.start(self._keep, proxy)
+        more: dict[str, str] = {}
+        gateway = self._gateway_of.get(proxy) if proxy is not None else None
+        if proxy is None and self.gateways is not None:
+            gateway = self.gateways.next()
+            proxy = await self.new_proxy(f"postgresql://gateway@127.0.0.1:{gateway.port}/none")
+            self._gateway_of[proxy] = gateway
+        elif proxy is None:
+            proxy = await self.new_proxy(self.dsn)
+        if self.gateways is not None:
+            more = self.gateways.environment(proxy)
         self._named += 1
         name = f"d{self._named}"
         options = [f"{key}={value}" for key, value in TIMES.items()]
-        member = Member(name, self._spawn(name, "worker", proxy.dsn, *options), proxy)
+        member = Member(name, self.spawn(name, "worker", proxy.dsn, *options, more=more), proxy, gateway)
         self.members.append(member)
         self.note("started", name=name, pid=member.process.pid)
         self.tasks.start_soon(self._mind, member)
         return member
+
+    async def new_proxy(self, dsn: str) -> Proxy:
+        """A proxy in front of that address, until the end of the run."""
+        proxy = Proxy(dsn)
+        await self.tasks.start(self._keep, proxy)
+        return proxy
 
     async def _keep(self, proxy: Proxy, *, task_status: Any) -> None:
         async with proxy:
@@ -149,7 +173,7 @@ class Fleet:
         """Starts a producer."""
         self._named += 1
         name = f"p{self._named}"
-        process = self._spawn(name, "producer", self.dsn, jobs, for_s, self.dice.getrandbits(32))
+        process = self.spawn(name, "producer", self.dsn, jobs, for_s, self.dice.getrandbits(32))
         self.producers.append(Producer(name, process, jobs, now_s() + for_s))
 
     async def kill_producer(self) -> None:
@@ -201,6 +225,8 @@ class Fleet:
         for member in self.members:
             self.note("hangs", name=member.name)
             member.process.kill()
+        if self.gateways is not None:
+            self.gateways.stop()
 
     async def is_born(self, member: Member) -> None:
         """Waits until it has a handler for SIGTERM: before that, the signal kills Python."""

@@ -17,6 +17,7 @@ from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
+from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_remote import BUGS as REMOTE
 from tests.chaos.planted_runs import BUGS as RUNS
@@ -46,6 +47,7 @@ BUGS = (
     *LOCKS,
     *SIGNALS,
     *REMOTE,
+    *GATEWAY,
     sql(
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,

@@ -68,7 +68,7 @@ BUGS = (
     ),
     python(
         "settles do not send the registration token",
-        "database/store",
+        "database/maintenance_store",
         "    return worker_id, token_of(worker_id)\n",
         "    return None, None\n",
         tests="tests/engine/test_failover.py",

@@ -156,7 +156,7 @@ BUGS = (
     ),
     python(
         "no daemon fails what is overdue",
-        "database/store",
+        "database/maintenance_store",
         "worker, error, true FROM pgworkd.fail_overdue($2, $3)",
         "worker, error, true FROM pgworkd.fail_overdue($2, $3) WHERE false",
         tests="tests/engine/test_remote_attempts.py",

@@ -17,10 +17,11 @@ import asyncpg
 
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from tests.chaos.history import AWAY, now_s, of_this_process
-from tests.chaos.workload import DEADLY
+from tests.chaos.workload import DEADLY, WITHOUT_DATABASE
 
 CALL_S_MAX = 5.0
 KEYS = 5
+TRANSACT = "plain" if WITHOUT_DATABASE in os.environ else "transact"
 
 
 class Producer:
@@ -59,7 +60,7 @@ class Producer:
                 lambda: [NewJob("mixed", self.quick(fails=dice.randint(1, 2)), kind="plain")],
                 lambda: [NewJob("mixed", self.quick(snoozes=True), kind="plain", priority=dice.randint(-1, 1))],
                 lambda: [NewJob("mixed", self.quick(hopeless=dice.random() < 0.2), kind="plain")],
-                lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0, 1)), kind="transact")],
+                lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0, 1)), kind=TRANSACT)],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0, 1.5)), kind="charge")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0.3, 1.5)), kind="stubborn")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0.1, 1.2)), kind="thread")],

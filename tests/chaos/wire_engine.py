@@ -220,9 +220,8 @@ class Renewals(Operation):
 
     async def prepare(self) -> None:
         self.worker_id = await self.scene.aside.register("w", 1, "v", 3)
-        self.lease = Heartbeat(
-            self.scene.options, self.worker_id, self, lease_s=3, heartbeat_s=0.05, end_process=self.ended
-        )
+        connect = Store(self.scene.options).heartbeats
+        self.lease = Heartbeat(connect, self.worker_id, self, lease_s=3, heartbeat_s=0.05, end_process=self.ended)
         self.said: list[str] = []
         self.renewed = anyio.Event()
 

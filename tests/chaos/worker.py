@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,13 @@ from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
+from pgworkd.remote_daemon.store import GatewayStore
 from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run
+from tests.chaos.deadly import arm, make_deadly
 from tests.chaos.history import of_this_process
-from tests.kits.daemon import quick_options
+from tests.kits.daemon import made, quick_options
 
 POINTS = ("claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
 VITALS_S = 1.0
@@ -43,30 +46,6 @@ _NOTED = {
     events.MAINTENANCE_FAILED,
     events.HOOK_FAILED,
 }
-_armed = ""
-
-
-def _arm() -> None:
-    global _armed
-    for line in sys.stdin:
-        _armed = line.strip()
-
-
-def _deadly(owner: type, method: str) -> None:
-    original: Callable[..., Awaitable[Any]] = getattr(owner, method)
-
-    def pass_by(point: str) -> None:
-        if point == _armed:
-            of_this_process()("dies", point=point)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def passed(*args: Any, **kwargs: Any) -> Any:
-        pass_by(f"before {method}")
-        answer = await original(*args, **kwargs)
-        pass_by(f"after {method}")
-        return answer
-
-    setattr(owner, method, passed)
 
 
 def vitals() -> dict[str, int]:
@@ -100,7 +79,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     limit_s = changes["lease_s"] / 2.2  # the same bound as for settings
     connection = ConnectionOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
     options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
-    daemon = Daemon(app_of_run(), options, parts=(Vitals(),), end_process=end_process)
+    daemon = made(app_of_run(), options, parts=(Vitals(),), end_process=end_process)
     daemon.events.listen(_noted)
     daemon.events.listen(log.listener("warning"), except_for=log.below_level("warning"))
     asyncio.get_running_loop().add_signal_handler(
@@ -114,7 +93,9 @@ if __name__ == "__main__":
     os.environ["CHAOS_PID"] = str(os.getpid())
     log.configure("warning", "json")
     for method in POINTS:
-        _deadly(HeartbeatStore if method == "heartbeat" else Store, method)
-    threading.Thread(target=_arm, daemon=True).start()
+        for owner in (HeartbeatStore, GatewayHeartbeats) if method == "heartbeat" else (Store, GatewayStore):
+            if method in vars(owner) or owner is Store:
+                make_deadly(owner, method)
+    threading.Thread(target=arm, daemon=True).start()
     pairs = (argument.split("=") for argument in sys.argv[2:])
     sys.exit(asyncio.run(main(sys.argv[1], {key: float(value) for key, value in pairs})))

@@ -16,6 +16,8 @@ import anyio.lowlevel
 from pgworkd import App, Job, PermanentError, Snooze
 from tests.chaos.history import of_this_process
 
+WITHOUT_DATABASE = "CHAOS_REMOTE"
+"""In the environment of a run whose daemons have no database: nothing is written in job.transaction()."""
 MAX_RUNNING = 3
 """The limit of the queue `limited`, over all daemons."""
 TICK_S = 2
@@ -33,6 +35,7 @@ AUDIT = f"""
         seq bigint GENERATED ALWAYS AS IDENTITY, at timestamptz DEFAULT clock_timestamp(), job uuid, queue text,
         was text, became text, attempts int, failures int, losses int, worker int, dedupe_key text, occurrence text,
         due_in_s float8);
+    CREATE INDEX ON chaos.audit (job);
     CREATE TABLE chaos.workers (id int, name text);
     CREATE TABLE chaos.effects (job uuid, attempt int);
     CREATE FUNCTION chaos.note_job() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -40,6 +43,10 @@ AUDIT = f"""
         j pgworkd.jobs := coalesce(NEW, OLD);
     BEGIN
         IF TG_OP = 'UPDATE' AND OLD.status = NEW.status AND OLD.attempts = NEW.attempts THEN
+            IF NEW.status = 'running' THEN  -- passed on to another worker, in the transaction of the claim
+                UPDATE chaos.audit SET worker = NEW.worker_id
+                WHERE job = j.id AND attempts = j.attempts AND became = 'running';
+            END IF;
             RETURN NULL;
         END IF;
         INSERT INTO chaos.audit (job, queue, was, became, attempts, failures, losses, worker, dedupe_key, occurrence,
@@ -50,7 +57,7 @@ AUDIT = f"""
                 j.dedupe_key, j.schedule || ' ' || j.occurrence, extract(epoch FROM j.run_at - clock_timestamp()));
         RETURN NULL;
     END $$;
-    CREATE TRIGGER chaos_note AFTER INSERT OR DELETE OR UPDATE OF status ON pgworkd.jobs
+    CREATE TRIGGER chaos_note AFTER INSERT OR DELETE OR UPDATE OF status, worker_id ON pgworkd.jobs
         FOR EACH ROW EXECUTE FUNCTION chaos.note_job();
     CREATE FUNCTION chaos.note_worker() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN

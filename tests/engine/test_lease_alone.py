@@ -13,6 +13,7 @@ import asyncpg
 
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import Instructions
+from pgworkd.database.store import Store
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
 from pgworkd.words.registration import Registration
 from tests.kits.daemon import until
@@ -66,7 +67,7 @@ async def lease_of(
     worker_id = await registered(db)
     options = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
-    lease = Heartbeat(options, worker_id, holder, end_process=ended.append, **times)
+    lease = Heartbeat(Store(options).heartbeats, worker_id, holder, end_process=ended.append, **times)
     lease.start()
     try:
         yield lease

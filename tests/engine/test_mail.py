@@ -214,7 +214,7 @@ def test_the_password_is_shown_nowhere(settings: Use, tmp_path: Path, monkeypatc
     path = tmp_path / "pgworkd.toml"
     path.write_text(f'smtp_url = "smtp://ann:{QUOTED}@mail.example.com"\n')
     path.chmod(0o644)
-    assert load().notes == ("pgworkd.toml contains a password and is readable by every user: chmod 600 pgworkd.toml",)
+    assert load().notes == ("pgworkd.toml contains a secret and is readable by every user: chmod 600 pgworkd.toml",)
     path.chmod(0o600)
     assert load().notes == ()
 

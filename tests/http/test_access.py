@@ -45,6 +45,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/workers": {"name": "w", "queues": {"q": 1}},
     "POST /v1/claims": {"worker": 7, "queues": ["q"]},
     "POST /v1/workers/{worker_id}/beat": {},
+    "PUT /v1/workers/{worker_id}/queues": {"queues": {"q": 1}},
     "POST /v1/workers/{worker_id}/ask": {"state": "quiet"},
     "POST /v1/settlements": {"settlements": [{"assignment": "a", "outcome": "complete"}]},
 } | {f"POST /v1/assignments/{{assignment}}/{how}": {} for how in ("complete", "fail", "release", "extend")}
@@ -65,7 +66,7 @@ NEEDS = {
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
     "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}"},
     "work": {"POST /v1/workers", "POST /v1/claims", "POST /v1/workers/{worker_id}/beat"}
-    | {"DELETE /v1/workers/{worker_id}", "POST /v1/settlements"}
+    | {"PUT /v1/workers/{worker_id}/queues", "DELETE /v1/workers/{worker_id}", "POST /v1/settlements"}
     | {f"POST /v1/assignments/{{assignment}}/{how}" for how in ("complete", "fail", "release", "extend")},
 }
 """Every route that needs a token, by the scopes with any of which it may be called."""

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pgworkd.errors import InvalidPayload
 from pgworkd.http.request import bodies
-from pgworkd.http.request.bodies import RAW, parse
+from pgworkd.http.request.bodies import parse
 from pgworkd.http.request.problems import Problem, pointer
+from pgworkd.words.json_reader import RAW
 from pgworkd.words.json_text import JsonText
 from pgworkd.words.payload import encode
 from tests.kits.gateway import calling

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import asyncpg
@@ -16,10 +18,14 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
+from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayOptions
+from pgworkd.remote_daemon.daemon import RemoteDaemon
 
 _TEXTS = ("queue", "payload", "kind", "dedupe_key", "serialize_key", "limit_key", "meta")
 _CASTS = dict.fromkeys(_TEXTS, "::text") | dict.fromkeys(("payload", "meta"), "::text::jsonb")
 """Else the driver looks up the domains of these columns, which takes longer than many a test."""
+REMOTE = "PGWORKD_TESTS_REMOTE"
+"""In the environment: the address of a gateway, and a token."""
 LIMIT_S = 20.0
 """Time limit of every wait; then the test fails and shows what it saw."""
 LEASE_S = 1.5
@@ -31,8 +37,11 @@ LEFT_S = "SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float
 class Recorder:
     """Records all events of a daemon and lets a test wait for one."""
 
+    present: ClassVar[weakref.WeakSet[Recorder]] = weakref.WeakSet()
+
     def __init__(self) -> None:
         self.seen: list[tuple[str, Mapping[str, Any]]] = []
+        self.present.add(self)
         self._arrived = anyio.Event()
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:
@@ -77,6 +86,24 @@ def quick_options(dsn: str, **changes: Any) -> DaemonOptions:
     return dataclasses.replace(options, **changes)
 
 
+def made(app: App, options: DaemonOptions, **more: Any) -> Daemon:
+    """A daemon; one that works through a gateway, if the environment names one (see `tests.kits.remote_daemon`)."""
+    if REMOTE not in os.environ:
+        return Daemon(app, options, **more)
+    url, token = os.environ[REMOTE].split()
+    name = f"{options.worker_name} lease {options.lease_s}"
+    gateway = GatewayOptions(url, token, options.connection.command_timeout_s)
+    times = dataclasses.replace(options.connection, dsn="postgresql://")
+    daemon = RemoteDaemon(app, dataclasses.replace(options, worker_name=name, connection=times), gateway, **more)
+    register = daemon._store.register
+
+    async def register_for_long(name: str, pid: int, version: str, lease_s: float, *rest: Any) -> Any:
+        return await register(name, pid, version, max(LEASE_S_MIN, lease_s), *rest)  # the database shortens it again
+
+    daemon._store.register = register_for_long  # type: ignore[method-assign]
+    return daemon
+
+
 @contextlib.asynccontextmanager
 async def running(
     app: App,
@@ -89,7 +116,7 @@ async def running(
 ) -> AsyncIterator[tuple[Daemon, Recorder]]:
     """A daemon in this process, ready; stopped gracefully at the end."""
     recorder = Recorder()
-    daemon = Daemon(app, quick_options(dsn, **changes), queues=queues, parts=parts, end_process=end_process)
+    daemon = made(app, quick_options(dsn, **changes), queues=queues, parts=parts, end_process=end_process)
     daemon.events.listen(recorder)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(daemon.run)

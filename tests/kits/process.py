@@ -20,9 +20,8 @@ import anyio
 import asyncpg
 
 from pgworkd import App, Job
-from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
-from tests.kits.daemon import quick_options
+from tests.kits.daemon import made, quick_options
 
 TABLES = """
     CREATE TABLE runs (job uuid, attempt int, pid int, started timestamptz DEFAULT clock_timestamp(),
@@ -112,7 +111,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     """Runs the daemon until SIGTERM."""
     global _pool
     _pool = await asyncpg.create_pool(dsn, min_size=1, max_size=5)
-    daemon = Daemon(app, quick_options(dsn, **changes), end_process=end_process)
+    daemon = made(app, quick_options(dsn, **changes), end_process=end_process)
     daemon.events.listen(lambda name, facts: print(name, dict(facts), file=sys.stderr, flush=True))  # noqa: T201
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.request_stop)
     return await daemon.run()

@@ -15,7 +15,6 @@ import pgworkd.engine.claim.prefetch
 import pgworkd.engine.life.daemon
 import pgworkd.engine.life.heartbeat
 import pgworkd.engine.life.signals
-import pgworkd.engine.life.startup
 import pgworkd.engine.life.worker
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
@@ -26,7 +25,7 @@ from pgworkd.engine.life.heartbeat import Heartbeat
 
 from .loop import SimulationLoop
 from .network import Network
-from .store import SimulatedLeaseStore, SimulatedStore, Watcher
+from .store import SimulatedStore, Watcher
 
 USERS_OF_TIME = (
     pgworkd.engine.claim.prefetch,
@@ -80,10 +79,6 @@ class SimulatedSignals:
         return None
 
 
-async def _verified(_: object) -> None:
-    """The simulated schema is always current."""
-
-
 @contextmanager
 def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds: int) -> Iterator[None]:
     """Installs all stand-ins for one daemon in this loop. `bounds`: FLUSH_MAX and CAPACITY of its settler."""
@@ -102,9 +97,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
             put(module, "boot_time_s", loop.time)
         put(pgworkd.engine.life.worker, "version", lambda _: "simulated")
         put(pgworkd.engine.life.worker, "Heartbeat", SimulatedLease)
-        put(pgworkd.engine.life.heartbeat, "HeartbeatStore", lambda _: SimulatedLeaseStore(network))
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher, SimulatedSignals()))
-        put(pgworkd.engine.life.startup, "schema", SimpleNamespace(verify=_verified))
         for name, bound in bounds.items():
             put(pgworkd.engine.settle.settler, name, bound)
         yield

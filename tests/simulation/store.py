@@ -44,6 +44,12 @@ class SimulatedStore:
         self._claims = collections.defaultdict[str, SimulatedLink](lambda: SimulatedLink(network))  # each may be slow
         self.listener, self.signals = SimulatedListener(network), signals
 
+    async def verify(self) -> None:
+        """The simulated schema is always current."""
+
+    def heartbeats(self, _limit_s: float) -> SimulatedLeaseStore:
+        return SimulatedLeaseStore(self._network)
+
     async def close(self) -> None:
         pass
 

@@ -30,7 +30,8 @@ async def test_jobs_of_a_killed_daemon_are_rescued_after_its_lease_expires(
         async with running(App_of_work(), dsn, **LEASE) as (_, seen):
             first.send_signal(signal.SIGKILL)
             first.wait()
-            lease_until = await db.fetchval("SELECT max(lease_until) FROM pgworkd.workers WHERE pid = $1", first.pid)
+            worker = await db.fetchval("SELECT max(worker_id) FROM pgworkd.jobs")
+            lease_until = await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", worker)
             await seen.wait(events.JOB_LOST, count=5)
             for job_id in ids:
                 await until(waits_for_status(db, job_id, "completed"))
@@ -41,7 +42,7 @@ async def test_jobs_of_a_killed_daemon_are_rescued_after_its_lease_expires(
         assert (row["attempts"], row["failures"]) == (2, 0)
         assert [(e["attempt"], e["type"]) for e in json.loads(row["errors"])] == [(1, "lost")]
         assert row["started_at"] > lease_until, "taken over while the first still held its lease"
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE pid = $1", first.pid) == 0
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE id = $1", worker) == 0
 
 
 async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -76,11 +77,8 @@ async def test_a_frozen_daemon_loses_its_jobs_and_cannot_settle_them_when_resume
             os.kill(frozen.pid, signal.SIGCONT)
             await db.execute("INSERT INTO gates VALUES ('open')")  # lets the first attempt finish, too late
             # The resumed daemon notices the lost lease, cancels what it ran, and registers as a new worker.
-            await until(
-                lambda: db.fetchval(
-                    "SELECT count(*) FROM pgworkd.workers WHERE pid = $1 AND id <> $2", frozen.pid, worker
-                )
-            )
+            serves = "SELECT count(*) FROM pgworkd.pools WHERE queue = 'block' AND worker_id <> $1"
+            await until(lambda: db.fetchval(serves, worker))
             assert await db.fetchrow("SELECT * FROM pgworkd.finished_jobs") == before
             again = await insert(db, "block", '{"seconds": 0}')
             await until(waits_for_status(db, again, "completed"))

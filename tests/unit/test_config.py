@@ -238,7 +238,7 @@ def test_a_password_in_a_world_readable_file_is_warned_about():
     assert load().notes == ()
     path.chmod(path.stat().st_mode | stat.S_IROTH)
     (note,) = load().notes
-    assert note.startswith("pgworkd.toml contains a password")
+    assert note.startswith("pgworkd.toml contains a secret")
     assert CANARY not in note
     write('dsn = "postgresql://u@h/db"').chmod(0o644)
     assert load().notes == ()

@@ -74,8 +74,8 @@ class Daemon:
         self._listener: NotificationListener | None = None
         self.in_flight = InFlight()
         self.tallies = Tallies(self.events, app.handlers)
-        self._store = Store(options.connection, lambda: len(self.pools), options.transactions_max)
-        self._startup = Startup(options.connection, self.events)
+        self._store = self._make_store()
+        self._startup = self._make_startup()
         self._recurring = Recurring(self._store, self.events)
         self._queues = self._make_queues()
         self._job_events = JobEvents(
@@ -89,6 +89,12 @@ class Daemon:
         parts_to_stop = (self._queues, self.in_flight, self._settler, self.worker, self._maintenance, self._signals)
         self._shutdown = Shutdown(options, *parts_to_stop, self.events, end_process)
         self._queues.serve(queues)  # makes the pools, which need all of the above
+
+    def _make_store(self) -> Store:
+        return Store(self.options.connection, lambda: len(self.pools), self.options.transactions_max)
+
+    def _make_startup(self) -> Startup:
+        return Startup(self._store.verify, self.events)
 
     def _make_queues(self) -> QueueSet:
         return QueueSet(
@@ -289,6 +295,13 @@ class Daemon:
         self.worker.start(began_s)
         for task in (self._settler.run, self._job_events.run, self.worker.run):
             tasks.start_soon(task)
+        await self._attend(tasks)
+        self._queues.start(tasks)
+        self.ready.set()
+        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
+
+    async def _attend(self, tasks: TaskGroup) -> None:
+        """Starts what wakes the pools, and maintenance; returns when they may claim, or after a while."""
         listening = anyio.Event()
         handler = Notifications(self._queues, self.worker, self._maintenance)
         self._listener = NotificationListener(self._store.listener, handler, self.events)
@@ -300,9 +313,6 @@ class Daemon:
         tasks.start_soon(self._maintenance.run, name="maintenance")
         poller = Poller(self._store, self.pools, self.worker, self.events, self.options.poll_s)
         tasks.start_soon(poller.run, name="poller")
-        self._queues.start(tasks)
-        self.ready.set()
-        self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
 
     def _give_up_lease(self, reason: str) -> None:
         """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""

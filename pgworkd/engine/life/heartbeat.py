@@ -23,7 +23,6 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
@@ -65,7 +64,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        options: ConnectionOptions,
+        connect: Callable[[float], HeartbeatStore],
         worker_id: int,
         holder: LeaseHolder,
         *,
@@ -74,7 +73,9 @@ class Heartbeat:
         end_process: Callable[[str], None],
         queues: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """`end_process` is called from the thread with a reason, and must end the process, or stop all handlers.
+        """`connect` makes the thread's own connection; its argument is the limit of each call, in seconds.
+
+        `end_process` is called from the thread with a reason, and must end the process, or stop all handlers.
 
         `queues` returns the queues whose settings to fetch (None: all); it, too, is called from the thread.
         """
@@ -83,9 +84,7 @@ class Heartbeat:
         self.answered = True
         """Whether the database answered the last renewal; at first the registration."""
         self.renewed_at_s = self.tried_at_s = boot_time_s()
-        self._options = ConnectionOptions(
-            options.dsn, min(options.connect_timeout_s, lease_s / 6), min(options.command_timeout_s, lease_s / 6)
-        )
+        self._connect = connect
         self._holder = holder
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
@@ -145,7 +144,7 @@ class Heartbeat:
     async def _main(self) -> None:
         self._renew_asked = renew_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        store = HeartbeatStore(self._options)
+        store = self._connect(self._lease_s / 6)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._guard)
             while not self._stopping:

@@ -10,8 +10,6 @@ from typing import TypeVar
 
 import anyio
 
-from pgworkd.database import schema
-from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
@@ -27,10 +25,11 @@ Answer = TypeVar("Answer")
 class Startup:
     """Retries until the database can be used."""
 
-    def __init__(self, options: ConnectionOptions, events_: Events) -> None:
-        self.waits_for = "the database"
+    def __init__(self, verify: Callable[[], Awaitable[None]], events_: Events, what: str = "the database") -> None:
+        """`verify` raises PgworkdError unless the database can be used. `what`: the database, in a few words."""
+        self._what = self.waits_for = what
         """What the start waits for, in a few words."""
-        self._options = options
+        self._verify = verify
         self._events = events_
         self._outage = Outage("start", events_)
         self._reported = ""
@@ -42,7 +41,7 @@ class Startup:
         """
         while not stop.is_set():
             try:
-                await schema.verify(self._options)
+                await self._verify()
                 answer = await register()
             except (DatabaseUnavailable, SchemaAwaited, UsageError) as error:
                 with anyio.move_on_after(self._delay_s(error)):
@@ -55,7 +54,7 @@ class Startup:
     def _delay_s(self, error: PgworkdError) -> float:
         """Seconds until the next attempt; raises the error if waiting cannot help."""
         if isinstance(error, DatabaseUnavailable):
-            self.waits_for = "the database"
+            self.waits_for = self._what
             return self._outage.failed(error)
         # While the schema is being installed, the grants on it are missing for a moment.
         if isinstance(error, UsageError) and not (

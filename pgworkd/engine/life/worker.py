@@ -137,7 +137,7 @@ class WorkerLife:
     def start(self, began_s: float) -> None:
         """Starts the heartbeat of the lease that `register` began."""
         self.heartbeat = Heartbeat(
-            self._store.options,
+            self._store.heartbeats,
             self.worker_id,
             self,
             lease_s=self._lease_s,

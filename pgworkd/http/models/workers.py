@@ -13,6 +13,8 @@ from pgworkd.words.json_text import JsonText
 
 QUEUES_MAX, SLOTS_MAX = 100, 10_000
 """Queues of one worker, and its slots for each."""
+KINDS_MAX = 1_000
+"""Kinds with max_attempts of their own."""
 CLAIM_MAX = 100
 """Jobs of one claim."""
 SETTLES_MAX = 1_000
@@ -34,13 +36,18 @@ WorkerId = Annotated[int, Field(ge=1, le=10**9)]
 State = Literal["run", "quiet", "stop"]
 
 
-class WorkerIn(Model):
-    """A worker to register."""
+class QueuesIn(Model):
+    """What a worker serves."""
 
-    name: Name = Field(description="What people call it, such as its host's name; it need not be unique")
     queues: dict[Name, Annotated[int, Field(ge=1, le=SLOTS_MAX)]] = Field(
         min_length=1, max_length=QUEUES_MAX, description="How many jobs of each queue it runs at once, at most"
     )
+
+
+class WorkerIn(QueuesIn):
+    """A worker to register."""
+
+    name: Name = Field(description="What people call it, such as its host's name; it need not be unique")
     lease_s: Annotated[float, Field(ge=10, le=3600)] = Field(
         30.0, description="A worker that has not beaten for this long is presumed dead, and its jobs are taken back"
     )
@@ -67,6 +74,11 @@ class ClaimIn(Model):
         "worker", description="job: each attempt has a lease of its own, of lease_s, and outlives the worker"
     )
     lease_s: Annotated[float, Field(ge=1, le=31_622_400)] | None = None
+    max_attempts: dict[Name, Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=dict,
+        max_length=KINDS_MAX,
+        description="By kind, after how many failures a job is dead that has no max_attempts of its own; default 3",
+    )
 
 
 class AssignedJob(Answer):
@@ -128,11 +140,13 @@ class BeatOut(Answer):
     """The lease lasts for `lease_s` from the moment at which this beat was sent.
 
     `state`: quiet, claim nothing more; stop, and end. `cancel`: stop these, then fail or release them. `gone`: stop
-    these, and do not settle them: they are not yours any more.
+    these, and do not settle them: they are not yours any more. `backoffs`: by queue, what operators have set of
+    backoff_s, backoff_factor and backoff_cap_s, as far as it is known here; for workers that compute delays themselves.
     """
 
     lease_s: float
     state: State
+    backoffs: dict[str, dict[str, float]]
     cancel: list[str]
     gone: list[str]
 
@@ -160,6 +174,9 @@ class ReleaseIn(Model):
     """Gives an attempt back without a failure."""
 
     delay_s: Delay | None = Field(None, description="Seconds until it is due again; default: it keeps its place")
+    reason: Annotated[str, Field(max_length=1000)] | None = Field(
+        None, description="Shown as the job's last error, where people should know why it waits"
+    )
 
 
 class ExtendIn(Model):
@@ -207,6 +224,12 @@ class SettlementsOut(Answer):
     """In the order of the call."""
 
     settlements: list[SettlementOut]
+
+
+class Served(Answer):
+    """What the worker serves from now on."""
+
+    queues: dict[str, int]
 
 
 class SignedOff(Answer):

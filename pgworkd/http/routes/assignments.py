@@ -29,7 +29,7 @@ from pgworkd.http.request.answers import BODY, Json, documented
 from pgworkd.http.request.bodies import BulkRoute, Route
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.routes.visible import needed_any
-from pgworkd.remote.settles import Answer, Settled
+from pgworkd.remote.settles import LOCKED_S, Answer, Settled
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.payload import clean_text
@@ -38,7 +38,8 @@ router = APIRouter(tags=["workers"], route_class=Route)
 bulk_router = APIRouter(tags=["workers"], route_class=BulkRoute)
 Text = Annotated[str, Path(max_length=ASSIGNMENT_CHARS_MAX, description="`assignment` of the claim, unchanged")]
 STALE = documented(*BODY, "stale-assignment")
-_REPEATED = Answer(Settled.BEFORE, "completed")
+LOCKED_MANY_S = 0.5
+"""In a call with many settles a locked job is waited for no longer than this: the answer waits for all."""
 
 
 @router.post("/assignments/{assignment}/complete", response_model=SettledOut, responses=STALE)
@@ -98,15 +99,14 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
 
 async def _one(request: Request, each: SettlementIn) -> Answer:
     if each.outcome == "complete":
-        return await _complete(request, each.assignment, each)
-    if each.outcome == "fail":
-        return await _settle(request, each.assignment, await _failure(request, each.assignment, each))
-    return await _settle(request, each.assignment, _released(each))
+        return await _complete(request, each.assignment, each, LOCKED_MANY_S)
+    outcome = await _failure(request, each.assignment, each) if each.outcome == "fail" else _released(each)
+    return await _settle(request, each.assignment, outcome, LOCKED_MANY_S)
 
 
-async def _complete(request: Request, assignment: str, body: CompleteIn) -> Answer:
+async def _complete(request: Request, assignment: str, body: CompleteIn, patience_s: float = LOCKED_S) -> Answer:
     if not body.enqueue:
-        return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result))
+        return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result), patience_s)
     needed_any(request, "work")
     for each in body.enqueue:
         need(request, "enqueue", each.queue)
@@ -128,10 +128,10 @@ async def _repeated(gateway: Gateway, held: Held) -> Answer:
     return await gateway.remote.settles.settle(held, Outcome(Ending.COMPLETED))
 
 
-async def _settle(request: Request, assignment: str, outcome: Outcome) -> Answer:
+async def _settle(request: Request, assignment: str, outcome: Outcome, patience_s: float = LOCKED_S) -> Answer:
     needed_any(request, "work")
     remote = gateway_of(request).remote
-    return await remote.settles.settle(await remote.workers.held(assignment), outcome)
+    return await remote.settles.settle(await remote.workers.held(assignment), outcome, patience_s)
 
 
 async def _failure(request: Request, assignment: str, body: FailIn) -> Outcome:
@@ -153,7 +153,8 @@ async def _failure(request: Request, assignment: str, body: FailIn) -> Outcome:
 
 
 def _released(body: ReleaseIn) -> Outcome:
-    return Outcome(Ending.RELEASED, delay_s=body.delay_s)
+    said = None if body.reason is None else clean_text(body.reason, MESSAGE_BYTES_MAX)
+    return Outcome(Ending.RELEASED, delay_s=body.delay_s, message=said)
 
 
 def _shown(answer: Answer) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from pgworkd.http.models.workers import (
     BeatOut,
     Claimed,
     ClaimIn,
+    QueuesIn,
+    Served,
     SignedOff,
     WorkerIn,
     WorkerMade,
@@ -78,15 +80,19 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
     if (body.lease == "job") != (body.lease_s is not None):
         raise Problem("invalid", errors=[{"pointer": "/lease_s", "detail": 'needed for lease "job", and only there'}])
     worker = await _worker(gateway, body.worker, secret)
+    if any(queue not in worker.slots for queue in body.queues):
+        await gateway.remote.workers.refresh(worker)
     if unknown := [queue for queue in body.queues if queue not in worker.slots]:
-        said = f"worker {body.worker} is not registered for {unknown[0]!r}: register another with this queue"
+        said = f"worker {body.worker} does not serve {unknown[0]!r}: add it by PUT /v1/workers/{body.worker}/queues"
         raise Problem("invalid", errors=[{"pointer": "/queues", "detail": said}])
     gateway.remote.beats.note(worker)
     assigned: Sequence[Assigned] = ()
 
     async def wait() -> None:
         nonlocal assigned
-        assigned = await gateway.remote.claims.claim(worker, body.queues, body.max, body.wait_s, body.lease_s)
+        assigned = await gateway.remote.claims.claim(
+            worker, body.queues, body.max, body.wait_s, body.lease_s, tuple(sorted(body.max_attempts.items()))
+        )
 
     await gateway.waited(request, wait)
     state, cancels = worker.tell()
@@ -132,6 +138,7 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
         for each in body.progress
         if each.assignment in reporting
     ]
+    worker.says(body.state)
     gone = await remote.beats.beat(worker, Report(list(held.values()), progress, body.state))
     if body.assignments is not None:
         worker.list_held(frozenset((each.job_id, each.attempt) for each in held.values()), came_at)
@@ -140,10 +147,22 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
         {
             "lease_s": worker.lease_s,
             "state": state,
+            "backoffs": remote.backoffs(worker),
             "cancel": _texts(worker, cancels),
             "gone": [t for t in body.assignments or () if t not in held or held[t].job_id in gone],
         }
     )
+
+
+@router.put("/workers/{worker_id}/queues", response_model=Served, responses=documented(*BODY, "worker-lost"))
+async def serve(request: Request, worker_id: WorkerPath, body: QueuesIn, secret: Secret = "") -> Response:
+    """Change which queues a worker serves, and its slots for each. What it runs of others goes on."""
+    needed_any(request, "work")
+    for queue in body.queues:
+        need(request, "work", text(queue, "a name in queues", 200))
+    workers = gateway_of(request).remote.workers
+    await workers.serve(await _worker(gateway_of(request), worker_id, secret), body.queues)
+    return Json({"queues": body.queues})
 
 
 @router.delete("/workers/{worker_id}", response_model=SignedOff, responses=documented("worker-lost"))

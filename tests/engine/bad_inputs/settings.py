@@ -53,7 +53,7 @@ def public_file_with_a_password(usage: Usage) -> None:
     usage.write("pgworkd.toml", f'dsn = "{NOWHERE}"\nlog_format = "json"\napp = "notes:app"\n', 0o644)
     run = usage.start("run")
     note = run.event("settings.note")["note"]
-    assert note == "pgworkd.toml contains a password and is readable by every user: chmod 600 pgworkd.toml"
+    assert note == "pgworkd.toml contains a secret and is readable by every user: chmod 600 pgworkd.toml"
     run.stop()
     assert run.ends() == 0
 

@@ -1,0 +1,126 @@
+"""A daemon's calls for maintenance: what is taken back, expired, unblocked, deleted, and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+from pgworkd.database.schedule_store import ScheduleStore
+from pgworkd.words.registration import token_of
+
+UNBLOCK_STEP = MEND_STEP = 1_000
+RATES_STEP = 10_000
+"""Rows per step."""
+
+
+class Rescued(NamedTuple):
+    """A job taken back from a worker; `status` is its new status: failed, dead or cancelled.
+
+    `overdue`: it passed its deadline, or the lease of its own, which is a failure; else its worker was lost.
+    """
+
+    id: UUID
+    queue: str
+    kind: str
+    attempt: int
+    status: str
+    worker_id: int
+    worker: str
+    error: str
+    overdue: bool = False
+
+
+_RESCUE = """SELECT id, queue, kind, attempt, status, worker_id, worker, error, false FROM pgworkd.rescue($1, $2)
+    UNION ALL
+    SELECT id, queue, kind, attempt, status, worker_id, worker, error, true FROM pgworkd.fail_overdue($2, $3)"""
+_KEPT_LONGER = "SELECT name, keep_s FROM pgworkd.queues WHERE keep_s > $1"
+
+
+def fence(worker_id: int | None) -> tuple[int | None, UUID | None]:
+    """A worker's id and token, which a statement must match; None: any worker's."""
+    return worker_id, token_of(worker_id)
+
+
+class MaintenanceStore(ScheduleStore):
+    """The part of `Store` for maintenance. All methods raise PgworkdError."""
+
+    async def rescue(self, worker_id: int, limit: int = 1000, overdue_s_max: float | None = None) -> list[Rescued]:
+        """Takes back the jobs of lost workers, and attempts of remote ones that are overdue, up to `limit` each.
+
+        `overdue_s_max`: only what became overdue at most this many seconds ago, at a cost independent of what has run
+        before.
+        """
+        return [Rescued(*row) for row in await self._maintenance.fetch(_RESCUE, worker_id, limit, overdue_s_max)]
+
+    async def running_of(
+        self, worker_id: int, age_s: float, age_max_s: float | None = None, queues: Sequence[str] | None = None
+    ) -> list[tuple[UUID, int]]:
+        """Attempts running under this worker, by the database, that were claimed more than `age_s` seconds ago.
+
+        With `queues`: of those only, and at most `age_max_s` ago, at a cost independent of what has run before.
+        """
+        args = (worker_id, token_of(worker_id), age_s, age_max_s, queues)
+        rows = await self._maintenance.fetch("SELECT id, attempt FROM pgworkd.running_of($1, $2, $3, $4, $5)", *args)
+        return [(row[0], row[1]) for row in rows]
+
+    async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:
+        """Expires waiting jobs: (queue, kind, jobs, the id of one). Frees dedupe keys: (None, None, keys, None)."""
+        return await self._maintenance.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
+
+    async def unblock(self) -> int:
+        """Unblocks jobs that wait in vain, cancels dependents of dead jobs; returns the number of keys and jobs."""
+        keys = int(await self._maintenance.value("SELECT pgworkd.unblock()"))
+        queue, key = "", ""
+        while queue is not None:  # in steps: a million keys may be in use
+            step = await self._maintenance.fetch(
+                "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, $3)",
+                *(queue, key, UNBLOCK_STEP),
+            )
+            promoted, queue, key = step[0]
+            keys += promoted
+        mended = MEND_STEP
+        while mended >= MEND_STEP:  # in steps: a job may have any number of dependents
+            mended = int(await self._maintenance.value("SELECT pgworkd.mend_dependencies($1)", MEND_STEP))
+            keys += mended
+        queue, key = "", ""
+        while queue is not None:
+            sql = "SELECT last_queue, last_key FROM pgworkd.forget_rates($1, $2, $3)"
+            queue, key = (await self._maintenance.fetch(sql, queue, key, RATES_STEP))[0]
+        return keys
+
+    async def apply_effects(self, limit: int = 1000) -> int | None:
+        """Applies effects that were deferred: locked, or too many for one transaction.
+
+        Returns how many are left, a negative number if more can be applied right now; None if another daemon does it.
+        """
+        return cast("int | None", await self._maintenance.value("SELECT pgworkd.apply_effects($1)", limit))
+
+    async def report_refused(self) -> list[Sequence[Any]]:
+        """Rows that maintenance passed over as rejected, not yet logged: (what, sqlstate, count, key, error)."""
+        return await self._maintenance.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
+
+    async def ensure_partitions(self, days_ahead: int = 7) -> int:
+        """Creates the partitions of the history for the coming days; returns how many."""
+        return int(await self._maintenance.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
+
+    async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
+        """Deletes old history outside whole partitions; returns (rows deleted, dead jobs moved to the history)."""
+        sql = "SELECT rows_deleted, dead_moved FROM pgworkd.prune($1, $2, $3)"
+        rows, dead = (await self._maintenance.fetch(sql, keep_days, keep_dead_days, limit))[0]
+        return rows, dead
+
+    async def drop_partition(self, keep_days: int) -> bool:
+        """Drops the oldest partition beyond `keep_days`; False: there is none, or it is being read."""
+        return await self._maintenance.value("SELECT pgworkd.drop_partition($1)", keep_days) is not None
+
+    async def kept_longer(self, keep_days: int) -> list[tuple[str, int]]:
+        """(queue, keep_s) of queues whose keep_s is longer than the history is kept."""
+        return [(queue, keep_s) for queue, keep_s in await self._maintenance.fetch(_KEPT_LONGER, keep_days * 86_400)]
+
+    async def report_progress(self, rows: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
+        """Stores the progress of attempts that still run: (id, attempt, 0 to 1, message) of each."""
+        args = [list(column) for column in zip(*rows, strict=True)]
+        await self._maintenance.value(
+            "SELECT pgworkd.report_progress($1, $2, $3, $4, $5, $6)", *args, *fence(worker_id)
+        )

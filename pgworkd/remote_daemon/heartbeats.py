@@ -1,0 +1,56 @@
+"""The beats of a remote daemon, sent by its heartbeat thread over a connection of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
+from pgworkd.errors import WorkerLost
+from pgworkd.remote_daemon.client import GatewayClient, GatewayOptions
+from pgworkd.remote_daemon.held import Held
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteInstructions(Instructions):
+    """What a gateway says to a beat."""
+
+    state: str = "run"
+    """run; quiet: claim nothing more; stop: end."""
+    gone: Sequence[tuple[UUID, int]] = ()
+    """(id, attempt) of those that are not ours any more."""
+
+
+class GatewayHeartbeats(HeartbeatStore):
+    """One beat renews the lease and brings the instructions. Raises PgworkdError."""
+
+    def __init__(self, gateway: GatewayOptions, limit_s: float, held: Held) -> None:
+        self._http = GatewayClient(gateway, limit_s)
+        self._held = held
+        self._answer: dict[str, Any] = {}
+
+    async def heartbeat(self, worker_id: int, state: str) -> bool:
+        """Renews the lease; False if the worker is lost."""
+        body = {"assignments": self._held.listed(worker_id), "state": state}
+        try:
+            self._answer = await self._http.call("POST", f"/v1/workers/{worker_id:d}/beat", body, worker_id=worker_id)
+        except WorkerLost:
+            return False
+        return True
+
+    async def instructions(self, worker_id: int, queues: Collection[str] | None = None) -> Instructions:
+        """What the answer to that said."""
+        answer = self._answer
+        rows = {queue: {**backoff, "paused": False} for queue, backoff in answer["backoffs"].items()}
+        return RemoteInstructions(
+            self._held.attempts(answer["cancel"]),
+            rows,
+            state=answer["state"],
+            gone=self._held.attempts(answer["gone"]),
+        )
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._http.close()

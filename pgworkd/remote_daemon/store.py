@@ -1,0 +1,316 @@
+"""What the engine calls of the database, over HTTP: claims, settles, progress, registration.
+
+Each claim waits in the gateway until there is a job. The gateway does for remote workers what a daemon does for itself
+beside that: maintenance, occurrences, statistics, large payloads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.heartbeat_store import HeartbeatStore
+from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt, Store
+from pgworkd.database.transactions import TransactionPool
+from pgworkd.errors import DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
+from pgworkd.remote_daemon.client import CONFLICT, GatewayClient, GatewayOptions, problem
+from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
+from pgworkd.remote_daemon.held import Held
+from pgworkd.words.registration import Registration
+
+WAIT_S = 20.0
+"""How long a claim waits for a job: shorter than proxies cut a silent request off."""
+CLAIM_MAX = 100
+"""Jobs per claim."""
+PROGRESS_CHARS_MAX, REASON_CHARS_MAX = 500, 1000
+_MESSAGE_MAX, _TRACEBACK_MAX, _TYPE_MAX = 100_000, 500_000, 200
+
+
+class GatewayStore(Store):
+    """`Store` without a database."""
+
+    def __init__(
+        self,
+        gateway: GatewayOptions,
+        limits: ConnectionOptions,
+        slots: Callable[[], dict[str, int]],
+        on_told: Callable[[str, Collection[tuple[UUID, int]]], None],
+    ) -> None:
+        """`limits`: its times only. `slots` returns the queues that are served, and how many jobs of each at once.
+
+        `on_told` gets what the answer to a claim says: the state (run, quiet, stop) and what to cancel.
+        """
+        super().__init__(limits)
+        self._gateway, self._slots, self._on_told = gateway, slots, on_told
+        self._http = GatewayClient(gateway)
+        self.held = Held()
+        self._served: dict[str, int] = {}
+        self._locked: set[UUID] = set()  # jobs that the last settle found locked
+        self.transactions = _NoTransactions(limits, 1)
+
+    async def verify(self) -> None:
+        """Nothing to do: the gateway and its database fit each other, or it answers so."""
+
+    def heartbeats(self, limit_s: float) -> HeartbeatStore:
+        """Beats, on connections of their own."""
+        return GatewayHeartbeats(self._gateway, min(limit_s, self._gateway.limit_s), self.held)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._http.close()
+
+    # Worker and queues.
+
+    async def register(
+        self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None, kind: str = ""
+    ) -> Registration:
+        """Registers this worker. UsageError for a token that does not allow it."""
+        slots = self._slots()
+        body = {"name": name, "version": version, "lease_s": lease_s, "queues": slots}
+        made = await self._http.call("POST", "/v1/workers", body)
+        self._served = slots
+        return Registration.of(made["worker"], UUID(hex=made["secret"]))
+
+    async def set_pool(
+        self, worker_id: int, queue: str, slots: int, *, idle: bool, code: tuple[int | None, str | None] = (None, None)
+    ) -> None:
+        """Nothing: see `serve`, which a claim that waits does not hold up."""
+
+    async def drop_pool(self, worker_id: int, queue: str) -> None:
+        """Nothing: see `serve`."""
+
+    @property
+    def is_served(self) -> bool:
+        """True if the gateway knows the queues and slots, or there is none to serve."""
+        slots = self._slots()
+        return slots == self._served or not slots
+
+    async def serve(self, worker_id: int) -> None:
+        """Tells the gateway which queues are served, with how many slots; it answers claims that wait."""
+        slots = self._slots()
+        await self._http.call("PUT", f"/v1/workers/{worker_id:d}/queues", {"queues": slots}, worker_id=worker_id)
+        self._served = slots
+
+    async def sign_off(self, worker_id: int) -> bool:
+        """Ends the registration; what is still running goes back. False: the worker is presumed dead."""
+        try:
+            await self._http.call("DELETE", f"/v1/workers/{worker_id:d}", worker_id=worker_id)
+        except WorkerLost:
+            return False
+        return True
+
+    async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
+        """None: a gateway does not know the kinds of workers."""
+        return set()
+
+    # Claim.
+
+    async def claim(self, order: ClaimOrder) -> Claims:
+        """Claims jobs; waits for the first up to WAIT_S seconds. Raises `WorkerLost` without a lease."""
+        body = {
+            "worker": int(order.worker_id),
+            "queues": [order.queue],
+            "max": max(1, min(order.limit, CLAIM_MAX)),
+            "wait_s": WAIT_S,
+            "max_attempts": dict(zip(order.kinds, order.budgets, strict=True)),
+        }
+        answer = await self._http.call("POST", "/v1/claims", body, worker_id=order.worker_id, wait_s=WAIT_S)
+        claims = Claims(_claimed(each["job"], each["deadline_s"]) for each in answer["assignments"])
+        for claimed, each in zip(claims, answer["assignments"], strict=True):
+            self.held.add(claimed.id, claimed.attempt, order.worker_id, each["assignment"])
+        if answer["cancel"] or answer["state"] != "run":
+            self._on_told(answer["state"], self.held.attempts(answer["cancel"]))
+        return claims
+
+    # Settle: as the methods of `Store`; `worker_id` is in the assignments.
+
+    async def settle_completed(
+        self, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], *_: Any, **how: Any
+    ) -> list[UUID]:
+        """Completes jobs with their results (JSON text)."""
+        bodies = [f'"outcome":"complete","result":{result or "null"}' for result in results]
+        return list(await self._settle(ids, attempts, bodies, **how))
+
+    async def settle_failed(self, failed: Sequence[FailedAttempt], *_: Any, **how: Any) -> dict[UUID, str]:
+        """Counts one failure each; the new status by id: failed, dead or cancelled."""
+        bodies = [_members(_failure(each)) for each in failed]
+        return await self._settle([each.id for each in failed], [each.attempt for each in failed], bodies, **how)
+
+    async def settle_released(
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        delays_s: Sequence[float | None],
+        messages: Sequence[str | None],
+        *_: Any,
+        **how: Any,
+    ) -> set[UUID]:
+        """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
+        bodies = [
+            _members({"outcome": "release", "delay_s": delay_s, "reason": message and message[:REASON_CHARS_MAX]})
+            for delay_s, message in zip(delays_s, messages, strict=True)
+        ]
+        return set(await self._settle(ids, attempts, bodies, **how))
+
+    async def settle_ended(
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        statuses: Sequence[str],
+        messages: Sequence[str | None],
+        *_: Any,
+        **how: Any,
+    ) -> set[UUID]:
+        """Ends jobs that are cancelled: one that is given back is cancelled by the database."""
+        return await self.settle_released(ids, attempts, [None] * len(ids), messages, **how)
+
+    async def still_running(
+        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
+    ) -> set[UUID]:
+        """Those of these that the last settle found locked."""
+        return self._locked.intersection(ids)
+
+    async def settled(
+        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
+    ) -> dict[UUID, str]:
+        """Nothing: the gateway answers a repeated settle with the status that the first one has set."""
+        return {}
+
+    async def _settle(
+        self, ids: Sequence[UUID], attempts: Sequence[int], bodies: Sequence[str], *, skip_locked: bool = False
+    ) -> dict[UUID, str]:
+        """The new status of each that was still ours. Raises an error that concerns one of them, if there is any.
+
+        With `skip_locked` locked ones are missing (see `still_running`); without, they are such an error.
+        """
+        sent = [
+            (job_id, attempt, text, body)
+            for job_id, attempt, body in zip(ids, attempts, bodies, strict=True)
+            if (text := self.held.text(job_id, attempt)) is not None
+        ]
+        if not sent:
+            return {}
+        settlements = ",".join(f'{{"assignment":"{text}",{body}}}' for _, _, text, body in sent)
+        body = f'{{"settlements":[{settlements}]}}'.encode()
+        answers = (await self._http.call("POST", "/v1/settlements", body))["settlements"]
+        statuses, locked, wrong = dict[UUID, str](), set[UUID](), list[PgworkdError]()
+        ended = []
+        for (job_id, attempt, _, _), answer in zip(sent, answers, strict=True):
+            error = None if answer["problem"] is None else problem(answer["problem"]["status"], answer["problem"])
+            if error is None:
+                statuses[job_id] = answer["status"]
+            elif skip_locked and isinstance(error, DatabaseBusy) and error.locked:
+                locked.add(job_id)
+                continue
+            elif not isinstance(error, LeaseLost | WorkerLost):
+                wrong.append(error)
+                continue
+            ended.append((job_id, attempt))
+        self._locked = locked
+        if wrong:  # the others are repeated with it, and answered as before
+            raise wrong[0]
+        self.held.remove(ended)
+        return statuses
+
+    async def report_progress(self, rows: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
+        """Stores the progress of attempts that still run: (id, attempt, 0 to 1, message) of each."""
+        progress = [
+            {"assignment": text, "done": done, "message": message[:PROGRESS_CHARS_MAX]}
+            for job_id, attempt, done, message in rows
+            if (text := self.held.text(job_id, attempt)) is not None
+        ]
+        if progress and worker_id is not None:
+            path = f"/v1/workers/{worker_id:d}/beat"
+            with contextlib.suppress(WorkerLost):  # the heartbeat learns it
+                await self._http.call("POST", path, {"progress": progress}, worker_id=worker_id)
+
+    # What the gateway does.
+
+    async def put_schedule(self, name: str, queue: str, kind: str, **rule: Any) -> None:
+        """Stores a schedule of the code; it stays when the code declares it no more. UsageError without the right."""
+        body = {
+            "queue": queue,
+            "kind": kind,
+            "cron": rule["cron"],
+            "every_s": rule["every_s"],
+            "timezone": rule["timezone"],
+            "missed": rule["missed"],
+            "payload": json.loads(rule["payload"]),
+        }
+        try:
+            await self._http.call("PUT", f"/v1/schedules/{quote(name, safe='')}", body)
+        except UsageError as error:
+            raise UsageError(f"schedule {name!r} needs a token with the scope operate: {error}") from None
+        except DatabaseError as error:
+            if error.sqlstate != CONFLICT:  # a daemon with a database declares it, too
+                raise
+
+    async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
+        """None: the gateway does not hand out occurrences that were missed."""
+        return None
+
+    async def ensure_partitions(self, days_ahead: int = 7) -> int:
+        """Nothing."""
+        return 0
+
+    async def running_of(self, worker_id: int, age_s: float, *_: Any, **__: Any) -> list[tuple[UUID, int]]:
+        """Nothing: the gateway compares what runs with the lists in our beats."""
+        return []
+
+
+def _claimed(job: dict[str, Any], deadline_s: float | None) -> Claimed:
+    return Claimed(
+        UUID(job["id"]),
+        job["kind"],
+        str(job["payload"]),
+        job["attempt"],
+        job["failures"],
+        job["max_attempts"],
+        deadline_s,
+        job["priority"],
+        0,  # the gateway gives a worker one suspect at a time
+        _epoch(job["run_at"]),
+        _epoch(job["created_at"]),
+        job["schedule"],
+        None if job["occurrence"] is None else _epoch(job["occurrence"]),
+        None if job["meta"] is None else str(job["meta"]),
+    )
+
+
+def _epoch(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _failure(failed: FailedAttempt) -> dict[str, Any]:
+    error = json.loads(failed.error)
+    return {
+        "outcome": "fail",
+        "type": (error.get("type") or "Error")[:_TYPE_MAX],
+        "message": (error.get("message") or failed.message)[:_MESSAGE_MAX],
+        "traceback": (error.get("traceback") or "")[:_TRACEBACK_MAX],
+        "retryable": not failed.permanent,
+        "retry_in_s": failed.delay_s,
+    }
+
+
+def _members(values: dict[str, Any]) -> str:
+    return json.dumps(values)[1:-1]
+
+
+class _NoTransactions(TransactionPool):
+    """A pool without connections."""
+
+    @contextlib.asynccontextmanager
+    async def begin(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        """Raises UsageError."""
+        raise UsageError(
+            "job.transaction() needs the database, and this daemon works through a gateway: open a connection of your "
+            "own, or run it with PGWORKD_DSN"
+        )
+        yield

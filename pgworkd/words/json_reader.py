@@ -1,0 +1,145 @@
+"""JSON read strictly, payloads and results as the text that they are.
+
+Refused, beside what is no JSON: duplicate keys, of which two readers may take different ones (RFC 7493), NaN and
+infinity, more than DEPTH_MAX levels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from json.decoder import scanstring  # type: ignore[attr-defined] # C, with a fallback in Python
+from typing import Any, NoReturn
+
+from pgworkd.words.json_text import JsonText
+
+DEPTH_MAX = 16
+"""Levels around payloads, which may have 64 of their own."""
+RAW = frozenset({"payload", "meta", "result"})
+"""Members whose values are passed on as text."""
+RAW_EACH = frozenset({"payloads"})
+"""Members whose values are lists of such."""
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def read(text: str) -> Any:
+    """The value of a text; members of RAW, unless null, as JsonText. ValueError says what is wrong, and where."""
+    return _Reader(text).whole()
+
+
+class _Reader:
+    """Reads one text. Values that are passed on are parsed too, to find where they end, but not kept."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def whole(self) -> Any:
+        try:
+            self._space()
+            value = self._value(DEPTH_MAX)
+            self._space()
+        except (ValueError, RecursionError) as error:
+            self._fail(error)
+        if self._at != len(self._text):
+            self._fail(ValueError("there is more behind its end"))
+        return value
+
+    def _value(self, depth: int) -> Any:
+        if depth == 0:
+            raise ValueError(f"it has more than {DEPTH_MAX} levels")
+        first = self._text[self._at : self._at + 1]
+        if first == "{":
+            return self._object(depth)
+        if first == "[":
+            return self._list(depth, raw=False)
+        value, self._at = _DECODER.raw_decode(self._text, self._at)
+        return value
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self._at += 1
+        self._space()
+        if self._take("}"):
+            return found
+        while True:
+            self._expect('"', "a name in quotes")
+            name, self._at = scanstring(self._text, self._at, True)
+            self._space()
+            self._expect(":", "a colon")
+            self._space()
+            if name in found:
+                raise ValueError(f"two members are named {name[:100]!r}")
+            found[name] = self._member(name, depth - 1)
+            self._space()
+            if self._take("}"):
+                return found
+            self._expect(",", "a comma or }")
+            self._space()
+
+    def _member(self, name: str, depth: int) -> Any:
+        if name in RAW:
+            return self._raw()
+        if name in RAW_EACH and self._text[self._at : self._at + 1] == "[":
+            return self._list(depth, raw=True)
+        return self._value(depth)
+
+    def _list(self, depth: int, *, raw: bool) -> list[Any]:
+        found: list[Any] = []
+        self._at += 1
+        self._space()
+        if self._take("]"):
+            return found
+        while True:
+            found.append(self._raw() if raw else self._value(depth - 1))
+            self._space()
+            if self._take("]"):
+                return found
+            self._expect(",", "a comma or ]")
+            self._space()
+
+    def _raw(self) -> JsonText | None:
+        start = self._at
+        value, self._at = _RAW_DECODER.raw_decode(self._text, start)
+        return None if value is None else JsonText(self._text[start : self._at])
+
+    def _space(self) -> None:
+        found = _SPACE.match(self._text, self._at)
+        self._at = self._at if found is None else found.end()
+
+    def _take(self, char: str) -> bool:
+        taken = self._text.startswith(char, self._at)
+        self._at += taken
+        return taken
+
+    def _expect(self, char: str, what: str) -> None:
+        if not self._take(char):
+            raise ValueError(f"{what} is expected")
+
+    def _fail(self, error: Exception) -> NoReturn:
+        at, why = self._at, str(error)
+        if isinstance(error, json.JSONDecodeError):
+            at, why = error.pos, error.msg
+        elif isinstance(error, RecursionError):
+            why = "it is nested too deep"
+        line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        raise ValueError(f"{why} (line {line}, column {column})") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"two members are named {next(n for n in names if names.count(n) > 1)[:100]!r}")
+    return found
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON: write null or text")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused)
+_RAW_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_refused, parse_int=lambda _: 0, parse_float=lambda _: 0.0
+)
+"""Its numbers are not looked at."""

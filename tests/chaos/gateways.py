@@ -1,0 +1,166 @@
+"""The gateways of a run whose workers have no database: each a process behind a proxy, always on the same port."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.to_thread import run_sync
+
+from tests.chaos.history import now_s
+from tests.kits.gateway import token
+from tests.kits.proxy import Mode, Proxy
+from tests.kits.remote_daemon import SHORT_LEASES
+
+if TYPE_CHECKING:
+    from tests.chaos.fleet import Fleet, Member
+
+READY_S_MAX = 30.0
+
+
+class Gateway:
+    """One gateway: its process, its port, and the proxy to Postgres that it goes through."""
+
+    def __init__(self, name: str, port: int, proxy: Proxy) -> None:
+        self.name, self.port, self.proxy = name, port, proxy
+        self.process: subprocess.Popen[bytes] | None = None
+        self.expected: int | None = None
+        """The exit code of a stop that was asked for."""
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Gateways:
+    """All gateways of a run."""
+
+    def __init__(self, fleet: Fleet, count: int) -> None:
+        self._fleet = fleet
+        self._count = count
+        self._turn = 0
+        self.all: list[Gateway] = []
+        self.token = ""
+
+    async def start(self) -> None:
+        """Prepares the database, and starts them."""
+        async with self._fleet.connection() as db:
+            await db.execute(SHORT_LEASES)
+        self.token = await token(self._fleet.dsn)
+        for number in range(self._count):
+            gateway = Gateway(f"g{number}", _free_port(), await self._fleet.new_proxy(self._fleet.dsn))
+            self.all.append(gateway)
+            self._spawn(gateway)
+            self._fleet.tasks.start_soon(self._mind, gateway)
+        for gateway in self.all:
+            await self.is_serving(gateway)
+
+    def next(self) -> Gateway:
+        """The one for the next worker."""
+        self._turn += 1
+        return self.all[self._turn % len(self.all)]
+
+    def any(self, dice: random.Random) -> Gateway:
+        """One of them."""
+        return dice.choice(self.all)
+
+    def environment(self, proxy: Proxy) -> dict[str, str]:
+        """Of a worker that goes through this proxy."""
+        return {"PGWORKD_TESTS_REMOTE": f"http://127.0.0.1:{proxy.port} {self.token}"}
+
+    def members(self, gateway: Gateway) -> list[Member]:
+        """The workers that go through it."""
+        return [member for member in self._fleet.members if member.gateway is gateway]
+
+    def _spawn(self, gateway: Gateway) -> None:
+        more = {"PGWORKD_DSN": gateway.proxy.dsn, "PGWORKD_LOG_LEVEL": "warning", "PGWORKD_LOG_FORMAT": "json"}
+        more |= {"PGWORKD_COMMAND_TIMEOUT_S": "2", "PGWORKD_CONNECT_TIMEOUT_S": "2"}
+        more |= {"PGWORKD_SHUTDOWN_S": "5", "PGWORKD_HTTP_REQUESTS_PER_S": "100000"}
+        gateway.expected = None
+        gateway.process = self._fleet.spawn(gateway.name, "gateway", gateway.port, more=more)
+        self._fleet.note("gateway_started", name=gateway.name)
+
+    async def _mind(self, gateway: Gateway) -> None:
+        """Records each exit, and restarts it as systemd would."""
+        while not self._fleet.ending:
+            while gateway.alive:
+                await anyio.sleep(0.02)
+            if gateway.process is not None and not self._fleet.ending:
+                code = gateway.process.returncode
+                self._fleet.note("gateway_exit", name=gateway.name, code=code, expected=gateway.expected)
+                await anyio.sleep(self._fleet.dice.uniform(0, 0.5))
+                self._spawn(gateway)
+
+    async def is_serving(self, gateway: Gateway) -> None:
+        """Waits until it answers."""
+        url = f"http://127.0.0.1:{gateway.port}/healthz"
+        with anyio.move_on_after(READY_S_MAX):
+            while not await run_sync(_answers, url):
+                await anyio.sleep(0.05)
+
+    async def absent(self, gateway: Gateway, for_s: float | None = None) -> None:
+        """Notes how long its workers were without it: until it answers again, or for that long, just over."""
+        began_s = now_s() - (for_s or 0.0)
+        if for_s is None:
+            await self.is_serving(gateway)
+        for member in self.members(gateway):
+            self._fleet.note("isolated", name=member.name, since_s=began_s, until_s=now_s())
+        self._fleet.disturb()
+
+    async def kill(self, gateway: Gateway) -> None:
+        """SIGKILL; returns when it is there again."""
+        self._fleet.note("gateway_killed", name=gateway.name)
+        if gateway.process is not None:
+            gateway.process.kill()
+            gateway.process.wait()
+        await self.absent(gateway)
+
+    async def terminate(self, gateway: Gateway) -> None:
+        """SIGTERM: it has to end with 0."""
+        gateway.expected = 0
+        if gateway.process is not None:
+            gateway.process.terminate()
+        await anyio.sleep(0.05)
+        while gateway.expected is not None:
+            await anyio.sleep(0.02)
+        await self.absent(gateway)
+
+    async def freeze(self, gateway: Gateway, for_s: float) -> None:
+        """SIGSTOP for a while."""
+        if gateway.process is not None:
+            gateway.process.send_signal(signal.SIGSTOP)
+            await anyio.sleep(for_s)
+            gateway.process.send_signal(signal.SIGCONT)
+        await self.absent(gateway, for_s)
+
+    async def isolate(self, gateway: Gateway, mode: Mode, for_s: float) -> None:
+        """It cannot reach Postgres for a while."""
+        gateway.proxy.mode = mode
+        await anyio.sleep(for_s)
+        gateway.proxy.mode = "pass"
+        await self.absent(gateway, for_s)
+
+    def stop(self) -> None:
+        """At the end of the run."""
+        for gateway in self.all:
+            if gateway.process is not None:
+                gateway.process.terminate()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

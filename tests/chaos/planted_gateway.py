@@ -1,0 +1,152 @@
+"""Bugs planted into the gateway, and into daemons that work through one."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python
+
+_WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_options.py"
+_DAEMON = "tests/http/test_remote_daemon.py"
+_STORIES = "tests/http/test_remote_stories.py"
+
+BUGS = (
+    python(
+        "a long poll claims for who has gone",
+        "remote/pool",
+        "        if waiter.is_gone:\n            self._release([each.held for each in given])\n        elif given:",
+        "        if given:",
+        tests=_WORKERS,
+    ),
+    python(
+        "an assignment is taken without its MAC",
+        "remote/workers",
+        "        if not Assignment.is_sealed(text, key):",
+        "        if False:",
+        tests=_WORKERS,
+    ),
+    python(
+        "any secret will do",
+        "remote/workers",
+        " or not hmac.compare_digest(worker.id.token.hex.encode(), secret.encode()):",
+        ":",
+        tests=_WORKERS,
+    ),
+    python(
+        "a beat of a lost worker is answered as any other",
+        "remote/beats",
+        "            if outcome == LOST:",
+        "            if False:",
+        tests=_WORKERS,
+    ),
+    python(
+        "what no list has is never given back",
+        "remote/watch",
+        "        if orphans:",
+        "        if False:",
+        tests=_WORKERS,
+    ),
+    python(
+        "what is missing in one list is given back",
+        "remote/watch",
+        "            and (job_id, attempt) not in first\n",
+        "",
+        tests=_WORKERS,
+    ),
+    python(
+        "a worker gets more than its free slots",
+        "remote/workers",
+        "        return max(0, slots - held - self.elsewhere[queue] - self.reserved[queue])",
+        "        return slots",
+        tests=_WORKERS,
+    ),
+    python(
+        "the last that waits is served first",
+        "remote/pool",
+        "        waiting = list(self._waiting)\n",
+        "        waiting = list(reversed(self._waiting))\n",
+        tests=_WORKERS,
+    ),
+    python(
+        "a repeated settle is an error",
+        "remote/settles",
+        "        if status is not None and status in _STATUSES[item.outcome.ending]:",
+        "        if False:",
+        tests=_WORKERS,
+    ),
+    python(
+        "a bad settle harms the others",
+        "remote/settles",
+        "            elif len(items) > 1 and isinstance(error, DatabaseBusy | DatabaseError):",
+        "            elif False:",
+        tests=_WORKERS,
+    ),
+    python(
+        "the max_attempts of the first worker hold for all",
+        "remote/pool",
+        "                if most > 0 and budgets in (None, waiter.budgets):",
+        "                if most > 0:",
+        tests=_OPTIONS,
+    ),
+    python(
+        "a suspect waits behind a worker that may not take it",
+        "remote/pool",
+        "        self._in_vain_for = None if found.claims else chosen[0][0].budgets\n",
+        "",
+        tests=_OPTIONS,
+    ),
+    python(
+        "a worker that is stopping is given jobs",
+        "remote/claims",
+        "            if worker.has_news or worker.is_stopping:",
+        "            if worker.has_news:",
+        tests=_OPTIONS,
+    ),
+    python(
+        "a locked job holds up a call of many settles",
+        "http/routes/assignments",
+        "LOCKED_MANY_S = 0.5",
+        "LOCKED_MANY_S = 3600.0",
+        tests=_OPTIONS,
+    ),
+    python(
+        "a remote daemon does not list what it holds",
+        "remote_daemon/held",
+        "        return [each.text for each in list(self._texts.values()) if each.token == token]",
+        "        return []",
+        tests=_DAEMON,
+    ),
+    python(
+        "a remote daemon goes on with what is not its own any more",
+        "remote_daemon/daemon",
+        "        self._stop_attempts(instructions.gone, Reason.FENCE)\n",
+        "",
+        tests=_DAEMON,
+    ),
+    python(
+        "a remote daemon forgets what it could not settle",
+        "remote_daemon/store",
+        "        if wrong:  # the others are repeated with it, and answered as before\n            raise wrong[0]\n",
+        "",
+        tests=_DAEMON,
+    ),
+    python(
+        "a locked job of a remote daemon counts as taken",
+        "remote_daemon/store",
+        "                locked.add(job_id)\n                continue\n",
+        "                pass\n",
+        tests=_DAEMON,
+    ),
+    python(
+        "a stop of a remote daemon waits for its claims",
+        "remote_daemon/daemon",
+        '            self.worker.heartbeat.state = "stopping"\n            self.worker.renew_now()\n',
+        "            pass\n",
+        tests=_DAEMON,
+    ),
+    python(
+        "a remote daemon that is quiet claims",
+        "remote_daemon/daemon",
+        "        return super().may_claim and not self.quiet",
+        "        return super().may_claim",
+        tests=_DAEMON,
+    ),
+)

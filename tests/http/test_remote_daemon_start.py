@@ -1,0 +1,64 @@
+"""Starts of daemons that work through a gateway: what is refused, and what is waited for."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from pgworkd import App
+from pgworkd.errors import UsageError
+from pgworkd.remote_daemon.client import GatewayOptions
+from pgworkd.remote_daemon.daemon import RemoteDaemon
+from pgworkd.words import events
+from tests.kits.daemon import Recorder, quick_options
+from tests.kits.gateway import served, token
+
+
+def test_an_app_with_alerts_is_refused(dsn: str) -> None:
+    app = App()
+    app.alert(to="ops@example.com")
+    with pytest.raises(UsageError, match=r"app\.alert needs the database"):
+        RemoteDaemon(app, quick_options("postgresql://"), GatewayOptions("http://127.0.0.1:1", "pgw_x"))
+
+
+@pytest.mark.parametrize(
+    ("scopes", "says"),
+    [
+        ({"read": None}, "needs the scope work"),
+        ({"work": ["other"]}, "needs the scope work"),
+        ({"work": None}, "schedule 'tick' needs a token with the scope operate"),
+    ],
+)
+async def test_a_token_that_does_not_allow_it_ends_the_start(
+    dsn: str, scopes: dict[str, list[str] | None], says: str
+) -> None:
+    app = App()
+
+    @app.handler("tick", every=1.0)
+    async def tick() -> None:
+        return None
+
+    secret = await token(dsn, scopes)
+    with served(dsn) as (_, url):
+        daemon = RemoteDaemon(app, quick_options("postgresql://", lease_s=10.0), GatewayOptions(url + "/", secret))
+        with pytest.raises(UsageError, match=says):
+            await daemon.run()
+
+
+async def test_a_gateway_that_is_not_there_is_waited_for_and_a_stop_is_obeyed(dsn: str) -> None:
+    app = App()
+
+    @app.handler("q")
+    async def handle() -> None:
+        return None
+
+    daemon = RemoteDaemon(app, quick_options("postgresql://"), GatewayOptions("http://127.0.0.1:1", "pgw_x"))
+    seen = Recorder()
+    daemon.events.listen(seen)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(daemon.run)
+        outage = await seen.wait(events.DATABASE_UNAVAILABLE)
+        assert "no connection to the gateway" in outage["error"]
+        assert daemon.status() == "waiting for the gateway"
+        daemon.request_stop()
+        await seen.wait(events.DAEMON_STOPPED, exit_code=0)

@@ -1,0 +1,18 @@
+"""`pgworkd serve` for workers whose leases last only seconds: python -m tests.kits.quick_gateway FLAGS...
+
+Beats are sent, and lists compared, more often: so often that leases of a second or two are renewed in time.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pgworkd.cli.main import main
+from pgworkd.remote import beats, service, watch
+
+beats.PERIOD_S, watch.PERIOD_S = 0.1, 1.0
+service.LEASE_S, service.HEARTBEAT_S = 2.0, 0.4
+
+if __name__ == "__main__":
+    sys.argv.insert(1, "serve")
+    main()
