@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 import uvloop
 
-from . import batches, chart, drain, enqueue, fleet, footprint, keyed, latency, pressure, report, rivals, scrape
+from . import (
+    batches,
+    chart,
+    drain,
+    enqueue,
+    fleet,
+    footprint,
+    gateway,
+    keyed,
+    latency,
+    pressure,
+    report,
+    rivals,
+    scrape,
+)
 from .bench import Bench
 from .measure import Line
 from .processes import BenchmarkError, until_told
@@ -34,6 +48,8 @@ ROWS: dict[str, Row] = {
     "memory": footprint.memory_row,
     "idle": footprint.idle_row,
     "scrape": scrape.scrape_row,
+    "http": gateway.http_row,
+    "waiters": gateway.waiters_row,
 }
 
 

@@ -14,8 +14,9 @@ import asyncpg
 
 from .bench import Bench, calm
 from .measure import Bar, Line, Rates, interleave, percentile
-from .processes import BenchmarkError, until
+from .processes import BenchmarkError, Program, until
 from .systems import System, bare_loop, named, ours
+from .tally import Tallies
 
 JOBS, EVERY_S = 500, 0.02
 _WARM_UP = 10
@@ -67,17 +68,24 @@ async def waits(bench: Bench, system: System, jobs: int) -> Waits:
         await calm(connection, system.table)
         listens = partial(ready, connection, 1) if system.ours else partial(_listening, connection)
         await until(listens, f"{system.name} listens", programs, every_s=0.05)
-        insert = await connection.prepare(_INSERT[system.name])
-        began, total = time.monotonic(), jobs + _WARM_UP
-        for number in range(total):
-            await anyio.sleep(max(0.0, began + number * EVERY_S - time.monotonic()))
-            payload = {"number": 1000000 + number, "text": "x" * 40, "inserted_ns": 10**18}
-            payload["inserted_ns"] = time.monotonic_ns()
-            await insert.fetch(json.dumps(payload))
-        await until(lambda: tallies.calls() >= total, f"{system.name} runs {total} jobs", programs, limit_s=30)
-        (noted,) = tallies.notes().values()
-        if len(noted) != total:
-            raise BenchmarkError(f"{system.name}: {len(noted)} runs of {total} jobs")
+        return await timed(connection, programs, tallies, system.name, jobs)
+
+
+async def timed(
+    connection: asyncpg.Connection[Any], programs: Sequence[Program], tallies: Tallies, name: str, jobs: int
+) -> Waits:
+    """Inserts one job every 20 ms, and returns how long each waited for its handler."""
+    insert = await connection.prepare(_INSERT[name])
+    began, total = time.monotonic(), jobs + _WARM_UP
+    for number in range(total):
+        await anyio.sleep(max(0.0, began + number * EVERY_S - time.monotonic()))
+        payload = {"number": 1000000 + number, "text": "x" * 40, "inserted_ns": 10**18}
+        payload["inserted_ns"] = time.monotonic_ns()
+        await insert.fetch(json.dumps(payload))
+    await until(lambda: tallies.calls() >= total, f"{name} runs {total} jobs", programs, limit_s=30)
+    (noted,) = tallies.notes().values()
+    if len(noted) != total:
+        raise BenchmarkError(f"{name}: {len(noted)} runs of {total} jobs")
     return Waits([ns / 1e6 for ns in noted[_WARM_UP:]])
 
 

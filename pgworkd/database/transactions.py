@@ -29,6 +29,13 @@ def _terminate(connection: Any) -> None:
         connection.terminate()
 
 
+def _is_closed(connection: Any) -> bool:
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:  # the pool has taken it back, as the server has ended the session
+        return True
+
+
 class _AgedConnection(asyncpg.Connection):
     """A connection that records when it was made."""
 
@@ -273,6 +280,11 @@ class _Lent(Connection):
         self._connection = connection
 
     async def _ready(self) -> Any:
-        if self._connection is None or self._connection.is_closed():
+        if self._connection is None or _is_closed(self._connection):
             raise DatabaseUnavailable("the connection to the database was lost")
         return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            _terminate(connection)

@@ -21,6 +21,8 @@ from pgworkd.words.assignment import Assignment
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads of one answer; what does not fit is given back."""
 READ_BYTES = 1024 * 1024
+VALID_S = 4.0
+"""Whoever reads an answer later than this after it was written must not run what it brings: see `watch`."""
 NOW_S = 30.0
 """A request that does not wait for jobs is answered after this time at the latest."""
 

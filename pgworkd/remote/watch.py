@@ -2,7 +2,8 @@
 
 The answer to a claim may be lost with its connection, or with the gateway that was to give it: the worker does not know
 of that attempt, and renews the lease that protects it. Workers therefore list what they hold in their beats; an attempt
-that is missing in two lists, both later than its claim, is released.
+that is missing in two lists, both later than its claim, is released. The answer may also arrive late, after that: so it
+says for how long it is valid (VALID_S), which is less than the time that has to pass before a list counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import anyio
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import Held, RemoteStore
 from pgworkd.errors import PgworkdError
+from pgworkd.remote.claims import VALID_S
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words import events
@@ -23,7 +25,7 @@ from pgworkd.words.events import Events
 PERIOD_S = 5.0
 COST_SHARE, PAUSE_S_MAX = 0.002, 600.0
 """Maximum share of the time: while vacuum is held back, a search reads the entries of all that these workers ran."""
-MARGIN_S = 1.0
+MARGIN_S = VALID_S + 1.0
 """An attempt must have been claimed this long before a list to be expected in it."""
 
 

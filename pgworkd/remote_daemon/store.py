@@ -18,6 +18,7 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt, Store
 from pgworkd.database.transactions import TransactionPool
+from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote_daemon.client import CONFLICT, GatewayClient, GatewayOptions, problem
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
@@ -120,12 +121,18 @@ class GatewayStore(Store):
             "wait_s": WAIT_S,
             "max_attempts": dict(zip(order.kinds, order.budgets, strict=True)),
         }
+        sent_at_s = boot_time_s()
         answer = await self._http.call("POST", "/v1/claims", body, worker_id=order.worker_id, wait_s=WAIT_S)
+        is_late = boot_time_s() - sent_at_s > answer["waited_s"] + answer["valid_s"]
         claims = Claims(_claimed(each["job"], each["deadline_s"]) for each in answer["assignments"])
         for claimed, each in zip(claims, answer["assignments"], strict=True):
             self.held.add(claimed.id, claimed.attempt, order.worker_id, each["assignment"])
         if answer["cancel"] or answer["state"] != "run":
             self._on_told(answer["state"], self.held.attempts(answer["cancel"]))
+        if claims and is_late:  # the gateway may have given them back, as no list of ours had them
+            ids, attempts = [each.id for each in claims], [each.attempt for each in claims]
+            await self.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
+            return Claims()
         return claims
 
     # Settle: as the methods of `Store`; `worker_id` is in the assignments.

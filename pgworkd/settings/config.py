@@ -57,14 +57,14 @@ class Settings(BaseSettings):
     )
 
     dsn: SecretStr | None = Field(None, description="Database: postgresql://user:password@host:5432/database")
-    remote: str | None = Field(
-        None, description="A gateway to work through in place of a database: https://jobs.example.com"
-    )
-    token: SecretStr | None = Field(None, description="Token for that gateway, with the scope work: pgw_...")
     app: str | None = Field(None, description="The application, module:attribute")
     queues: Annotated[dict[str, int | None], NoDecode] = Field(
         default_factory=dict, description="Queues to serve, name or name=concurrency; all if none"
     )
+    remote: str | None = Field(
+        None, description="A gateway to work through in place of a database: https://jobs.example.com"
+    )
+    token: SecretStr | None = Field(None, description="Token for that gateway, with the scope work: pgw_...")
     processes: int = Field(
         1, ge=1, le=64, description="Number of daemons to run, one process each; concurrency is per process"
     )

@@ -136,6 +136,20 @@ BUGS = (
         tests=_DAEMON,
     ),
     python(
+        "a remote daemon runs what an old answer brings",
+        "remote_daemon/store",
+        "        if claims and is_late:",
+        "        if False:",
+        tests=_DAEMON,
+    ),
+    python(
+        "a broken connection of a request is dropped twice",
+        "database/transactions",
+        "        if connection is not None:\n            _terminate(connection)\n",
+        "        if connection is not None:\n            connection.terminate()\n",
+        tests="tests/chaos/test_wire.py::test_an_operation_survives_a_cut_before_any_message[CreateJob]",
+    ),
+    python(
         "a stop of a remote daemon waits for its claims",
         "remote_daemon/daemon",
         '            self.worker.heartbeat.state = "stopping"\n            self.worker.renew_now()\n',

@@ -7,12 +7,17 @@ import pytest
 from tests.chaos.__main__ import report
 from tests.chaos.drive import Plan, run, workplace
 
+GATEWAY_KINDS = (
+    *("kill", "kill_gateway", "kill_gateway_at_a_point", "freeze_gateway_long", "terminate_gateway"),
+    *("blackhole_gateway", "postgres_down"),
+)
 KINDS = ("kill", "freeze_long", "blackhole_long", "postgres_down", "terminate", "terminate_sessions", "block_loop")
 
 
-async def test_a_short_chaos_run_has_no_violations(request: pytest.FixtureRequest) -> None:
-    pg_bin = request.config.getoption("--pg-bin")
-    plan = Plan(jobs=600, daemons=3, faults=len(KINDS), for_s=21.0, kinds=KINDS, pg_bin=pg_bin)
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_a_short_chaos_run_has_no_violations(request: pytest.FixtureRequest, gateways: int) -> None:
+    pg_bin, kinds = request.config.getoption("--pg-bin"), GATEWAY_KINDS if gateways else KINDS
+    plan = Plan(jobs=600, daemons=3, faults=len(kinds), for_s=21.0, kinds=kinds, pg_bin=pg_bin, gateways=gateways)
     said: list[str] = []
     with workplace() as directory:
         lines, violations = report(await run(plan, directory, said.append))

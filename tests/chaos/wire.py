@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pgworkd.database import schema
-from tests.chaos import wire_client, wire_daemon, wire_engine, wire_remote, wire_settle, wire_signals
+from tests.chaos import wire_client, wire_daemon, wire_engine, wire_remote, wire_routes, wire_settle, wire_signals
 from tests.chaos.wire_kit import HEAD, Figures, Operation, sweep
 from tests.kits.server import create_database, create_template, start_test_server
 
@@ -47,6 +47,7 @@ OPERATIONS: list[type[Operation]] = [
     wire_remote.RemoteBeat,
     wire_remote.RemoteExtend,
     wire_remote.RemoteAbandon,
+    *wire_routes.ROUTES,
     wire_client.Migrate,
 ]
 

@@ -37,6 +37,8 @@ type told struct {
 	Cancel      []string   `json:"cancel"`
 	Gone        []string   `json:"gone"`
 	Assignments []assigned `json:"assignments"`
+	WaitedS     float64    `json:"waited_s"`
+	ValidS      float64    `json:"valid_s"`
 }
 
 // errPermanent is returned by a handler: a retry would not help.
@@ -252,6 +254,17 @@ func (w *worker) settle(assignment, how string, body any) {
 	}
 }
 
+// giveBack releases what must not be run.
+func (w *worker) giveBack(assignment string) {
+	w.mu.Lock()
+	w.held[assignment] = &run{stop: func() {}}
+	w.mu.Unlock()
+	w.settle(assignment, "release", map[string]any{})
+	w.mu.Lock()
+	delete(w.held, assignment)
+	w.mu.Unlock()
+}
+
 func (w *worker) holds(assignment string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -287,11 +300,17 @@ func (w *worker) work() {
 			continue
 		}
 		var answer told
+		sentAt := time.Now()
 		status := w.call(ctx, 40*time.Second, "POST", "/v1/claims", body, &answer)
 		cancel()
 		if status == 200 {
+			tooOld := time.Since(sentAt).Seconds() > answer.WaitedS+answer.ValidS // they may be others' by now
 			for _, each := range answer.Assignments {
-				w.start(each)
+				if tooOld {
+					go w.giveBack(each.Assignment)
+				} else {
+					w.start(each)
+				}
 			}
 			w.obey(answer)
 		} else if !w.isStopping() {
@@ -348,7 +367,9 @@ var handlers = map[string]func(ctx context.Context, payload json.RawMessage) (an
 		}
 		return map[string]float64{"sum": of.A + of.B}, nil
 	},
-	"fail": func(_ context.Context, payload json.RawMessage) (any, error) { return nil, errors.New(message(payload)) },
+	"fail": func(_ context.Context, payload json.RawMessage) (any, error) {
+		return nil, errors.New(message(payload))
+	},
 	"fail_for_good": func(_ context.Context, payload json.RawMessage) (any, error) {
 		return nil, fmt.Errorf("%w: %s", errPermanent, message(payload))
 	},

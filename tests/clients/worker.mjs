@@ -165,6 +165,13 @@ async function settle(assignment, how, body) {
   }
 }
 
+/** @param {Assignment} assigned */
+async function giveBack({ assignment }) {
+  held.set(assignment, new AbortController());
+  await settle(assignment, "release", {});
+  held.delete(assignment);
+}
+
 function stop() {
   stopping = true;
   claiming.abort();
@@ -189,9 +196,11 @@ async function work() {
     }
     claiming = new AbortController();
     const body = { worker, queues: [queue], max: slots - held.size, wait_s: 20 };
+    const sentAt = performance.now();
     const { status, value } = await call("POST", "/v1/claims", body, 40_000, claiming.signal);
     if (status === 200) {
-      for (const assigned of value.assignments) run(assigned);
+      const tooOld = performance.now() - sentAt > (value.waited_s + value.valid_s) * 1000; // they may be others' by now
+      for (const assigned of value.assignments) tooOld ? giveBack(assigned) : run(assigned);
       obey({ ...value, gone: [] });
     } else if (!stopping) {
       await sleep(500); // 410: the next beat registers again

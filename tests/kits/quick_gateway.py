@@ -8,9 +8,15 @@ from __future__ import annotations
 import sys
 
 from pgworkd.cli.main import main
-from pgworkd.remote import beats, service, watch
+from pgworkd.engine.life.maintenance import Periods
+from pgworkd.remote import beats, claims, service, watch
 
 beats.PERIOD_S, watch.PERIOD_S = 0.1, 1.0
+claims.VALID_S, watch.MARGIN_S = 0.8, 1.2
+Periods.__init__.__defaults__ = tuple(  # type: ignore[misc]
+    {"rescue_s": 0.1, "expire_s": 0.1}.get(name, default)
+    for name, default in zip(Periods.__slots__, Periods.__init__.__defaults__ or (), strict=True)
+)
 service.LEASE_S, service.HEARTBEAT_S = 2.0, 0.4
 
 if __name__ == "__main__":

@@ -108,11 +108,17 @@ class AssignmentOut(Answer):
 
 
 class Claimed(Answer):
-    """What the worker is given, and what it is to do; `cancel`: assignments to stop."""
+    """What the worker is given, and what it is to do; `cancel`: assignments to stop.
+
+    `waited_s`: from the arrival of the request to this answer. One that is read more than `waited_s` + `valid_s` after
+    its request was sent is too old: its assignments may have been given back, so release them, and run none.
+    """
 
     assignments: list[AssignmentOut]
     state: State
     cancel: list[str]
+    waited_s: float
+    valid_s: float
 
 
 class ProgressIn(Model):

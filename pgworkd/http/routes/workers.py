@@ -29,6 +29,7 @@ from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import needed_any
+from pgworkd.remote import claims
 from pgworkd.remote.beats import Report
 from pgworkd.remote.claims import Assigned
 from pgworkd.remote.workers import RemoteWorker
@@ -74,7 +75,7 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
 
     Counts as a beat without a list. Answered early when the worker is to stop something.
     """
-    gateway = gateway_of(request)
+    gateway, came_at = gateway_of(request), anyio.current_time()
     for queue in body.queues:
         need(request, "work", queue)
     if (body.lease == "job") != (body.lease_s is not None):
@@ -100,6 +101,8 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
         "assignments": [_shown(each) for each in assigned],
         "state": state,
         "cancel": _texts(worker, cancels),
+        "waited_s": round(anyio.current_time() - came_at, 3),
+        "valid_s": claims.VALID_S,
     }
     return _Handover(answer, request, gateway, worker, assigned)
 
