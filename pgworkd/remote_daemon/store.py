@@ -131,7 +131,10 @@ class GatewayStore(Store):
             self._on_told(answer["state"], self.held.attempts(answer["cancel"]))
         if claims and is_late:  # the gateway may have given them back, as no list of ours had them
             ids, attempts = [each.id for each in claims], [each.attempt for each in claims]
-            await self.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
+            try:
+                await self.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
+            finally:  # if that fails, the gateway gives them back, as our lists do not have them
+                self.held.remove(zip(ids, attempts, strict=True))
             return Claims()
         return claims
 
