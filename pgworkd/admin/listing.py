@@ -6,6 +6,7 @@ A row that matches may be far away, behind a million others: then a page is empt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -33,6 +34,7 @@ _LIVE = """WITH walked AS MATERIALIZED (
           AND ($6::uuid IS NULL OR batch_id = $6)
           AND ($7::bigint IS NULL OR EXISTS (
               SELECT FROM pgworkd.deaths d WHERE d.job_id = w.id AND d.group_id = $7))
+          AND ($10::timestamptz IS NULL OR created_at >= $10) AND ($11::timestamptz IS NULL OR created_at < $11)
         ORDER BY id DESC LIMIT $8)
     SELECT * FROM found
     UNION ALL
@@ -53,6 +55,7 @@ _FINISHED = """WITH walked AS MATERIALIZED (
           AND ($6::uuid IS NULL OR batch_id = $6)
           AND ($7::bigint IS NULL OR EXISTS (
               SELECT FROM pgworkd.deaths d WHERE d.job_id = w.id AND d.group_id = $7))
+          AND ($10::timestamptz IS NULL OR created_at >= $10) AND ($11::timestamptz IS NULL OR created_at < $11)
         ORDER BY id DESC LIMIT $8)
     SELECT * FROM found
     UNION ALL
@@ -62,7 +65,7 @@ _FINISHED = """WITH walked AS MATERIALIZED (
 class Listed(NamedTuple):
     """Which jobs to list: those that match every field that is not None; `key` is any of a job's three keys.
 
-    `error_group`: the number of a group of errors, as `DeadGroup` has it.
+    `error_group`: the number of a group of errors, as `DeadGroup` has it. Created from `since` on, and before `until`.
     """
 
     queue: str | None = None
@@ -71,6 +74,8 @@ class Listed(NamedTuple):
     key: str | None = None
     batch: UUID | None = None
     error_group: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
 
 
 class Page(NamedTuple):
@@ -84,7 +89,7 @@ async def page(connection: Connection, which: Listed, before: UUID | None, limit
     """The next jobs, at most `limit` (1 to ROWS_MAX), whose ids are below `before` (None: the newest)."""
     validation.bounded(limit)
     names = (validation.name(which.queue), validation.name(which.kind), which.status, validation.name(which.key))
-    wanted = (before, *names, which.batch, which.error_group, limit + 1, WALK_ROWS)
+    wanted = (before, *names, which.batch, which.error_group, limit + 1, WALK_ROWS, which.since, which.until)
     live, live_end = _walked(await connection.fetch(_LIVE, *wanted))
     old, old_end = _walked(await connection.fetch(_FINISHED, *wanted))
     # What lies below the end of either walk is for the next page: the other walk may have a newer one there.

@@ -51,6 +51,10 @@ def serve(
     proxies: Annotated[
         str | None, typer.Option("--proxies", metavar="ADDRESS,...", help="Whose X-Forwarded-For is believed.")
     ] = None,
+    parts: Annotated[
+        str | None,
+        typer.Option("--with", metavar="PART,...", help="What to serve: api, workers; default: both."),
+    ] = None,
     debug_http: Annotated[bool, typer.Option("--debug-http", help="Log each request, without its body.")] = False,
     dsn: Dsn = None,
 ) -> int:
@@ -58,7 +62,8 @@ def serve(
 
     Callers need a token (pgworkd token add). Put a proxy in front for TLS. Routes: /v1/openapi.json, docs/http.md.
     """
-    settings = settings_of(dsn, http_listen=listen, http_auth=auth, http_hosts=hosts, http_proxies=proxies)
+    more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts}
+    settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
         from pgworkd.http.server import server
     except ModuleNotFoundError as error:
@@ -169,6 +174,8 @@ def _options(settings: Settings, listener: socket.socket) -> GatewayOptions:
         waiters_max=settings.http_waiters_max,
         hosts=tuple(sorted(name.lower() for name in names)),
         requests_per_s=settings.http_requests_per_s,
+        api="api" in listed(settings.http_with),
+        workers="workers" in listed(settings.http_with),
     )
 
 

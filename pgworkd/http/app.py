@@ -91,7 +91,8 @@ def _api(gateway: Gateway) -> FastAPI:
         separate_input_output_schemas=False,
     )
     api.state.gateway = gateway
-    for router in (*ROUTERS, *(WORKER_ROUTERS if gateway.options.workers else ())):
+    parts = ((gateway.options.api, ROUTERS), (gateway.options.workers, WORKER_ROUTERS))
+    for router in (each for is_wanted, routers in parts if is_wanted for each in routers):
         api.include_router(router, prefix="/v1")
     api.include_router(service.router)
     api.include_router(service.metered)

@@ -197,9 +197,10 @@ class RemoteService:
             await self._signals.write_last()
 
     def backoffs(self, worker: RemoteWorker) -> dict[str, dict[str, float]]:
-        """What operators have set for the queues of a worker, as far as somebody waits for their jobs here."""
-        found = self.queues.overrides.backoffs
-        return {queue: dict(found[queue]) for queue in worker.slots if found.get(queue)}
+        """What operators have set for those queues of a worker for whose jobs somebody waits here."""
+        overrides, pools = self.queues.overrides, self.queues.pools
+        known = [queue for queue in worker.slots if queue in pools] if overrides.known else []
+        return {queue: dict(overrides.backoffs.get(queue, {})) for queue in known}
 
     # Pools.
 

@@ -30,6 +30,7 @@ class GatewayHeartbeats(HeartbeatStore):
         self._http = GatewayClient(gateway, limit_s)
         self._held = held
         self._answer: dict[str, Any] = {}
+        self._rows: dict[str, dict[str, Any]] = {}  # by queue, as the last gateway said that knew it
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
@@ -43,10 +44,10 @@ class GatewayHeartbeats(HeartbeatStore):
     async def instructions(self, worker_id: int, queues: Collection[str] | None = None) -> Instructions:
         """What the answer to that said."""
         answer = self._answer
-        rows = {queue: {**backoff, "paused": False} for queue, backoff in answer["backoffs"].items()}
+        self._rows |= {queue: {**backoff, "paused": False} for queue, backoff in answer["backoffs"].items()}
         return RemoteInstructions(
             self._held.attempts(answer["cancel"]),
-            rows,
+            dict(self._rows),
             state=answer["state"],
             gone=self._held.attempts(answer["gone"]),
         )

@@ -38,6 +38,8 @@ from pgworkd.words.mail_url import is_mail_address, mail_server
 from pgworkd.words.redaction import hide, redact
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+HTTP_PARTS = frozenset({"api", "workers"})
+"""What a gateway may serve: see the setting http_with."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
@@ -110,6 +112,9 @@ class Settings(BaseSettings):
     )
     http_auth: Literal["tokens", "none"] = Field(
         "tokens", description="Who may call the gateway: holders of a token, or (none) every program on this host"
+    )
+    http_with: str = Field(
+        "api,workers", description="Parts of the gateway: api (producers and operators), workers (remote ones)"
     )
     http_hosts: str = Field(
         "", description="Names by which the gateway may be called, separated by commas; its own are always among them"
@@ -206,6 +211,13 @@ class Settings(BaseSettings):
     def _check_listen(cls, value: str | None) -> str | None:
         if value is not None:
             parse_address(value)
+        return value
+
+    @field_validator("http_with")
+    @classmethod
+    def _check_http_with(cls, value: str) -> str:
+        if not listed(value) or not HTTP_PARTS.issuperset(listed(value)):
+            raise ValueError(f"must be one or more of {', '.join(sorted(HTTP_PARTS))}, separated by commas")
         return value
 
     @field_validator("http_hosts")

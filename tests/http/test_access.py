@@ -254,3 +254,13 @@ async def test_the_role_gateway_suffices_for_every_route(dsn: str) -> None:
                 assert answer.status_code in (200, 201, 404, 409, 422), (method, path, answer.text)
     finally:
         db.terminate()
+
+
+@pytest.mark.parametrize(("parts", "absent"), [("api", "/v1/workers/7/beat"), ("workers", "/v1/jobs")])
+async def test_a_gateway_serves_the_parts_that_it_is_asked_for(dsn: str, parts: str, absent: str) -> None:
+    async with calling(dsn, api=parts == "api", workers=parts == "workers") as call:
+        for path in ("/v1/jobs", "/v1/workers/7/beat"):
+            answer = await call("POST", path, {"queue": "q"})
+            assert (answer.status_code == 404) == (path == absent), path
+        described = (await call.ok("GET", "/v1/openapi.json"))["paths"]
+        assert ("/v1/jobs" in described, "/v1/claims" in described) == (parts == "api", parts == "workers")

@@ -62,6 +62,29 @@ async def test_jobs_are_found_by_key_batch_and_group_of_errors(dsn: str, db: Db)
         assert (await call.ok("GET", "/v1/jobs?key=tenant"))["jobs"][0]["id"] == keyed
 
 
+async def test_jobs_are_found_by_when_they_were_created(dsn: str, db: Db) -> None:
+    """Live and finished; from an instant on, and before one."""
+    instants, ids = [], []
+    for number in range(4):
+        instants.append((await db.fetchval("SELECT clock_timestamp()")).isoformat())
+        ids.append(str(await db.fetchval("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id")))
+        if number % 2:
+            await db.execute("SELECT pgworkd.cancel($1)", [ids[-1]])
+    async with calling(dsn) as call:
+
+        async def found(**params: Any) -> list[str]:
+            rows = (await call.ok("GET", "/v1/jobs", params=params))["jobs"]
+            return [row["id"] for row in reversed(rows)]
+
+        for since in range(4):
+            for until in range(since, 4):
+                assert await found(since=instants[since], until=instants[until]) == ids[since:until]
+            assert await found(since=instants[since]) == ids[since:]
+            assert await found(until=instants[since]) == ids[:since]
+        code, slug, _ = await call.problem("GET", "/v1/jobs?since=2026-01-01T00:00:00")
+        assert (code, slug) == (422, "invalid"), "without a time zone it is no instant"
+
+
 async def test_all_that_match_are_retried_in_steps(dsn: str, db: Db) -> None:
     await db.execute(DEAD, 25)
     async with calling(dsn) as call:

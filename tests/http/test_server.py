@@ -76,6 +76,8 @@ def test_a_stop_answers_those_who_wait_and_exits_with_0(dsn: str) -> None:
         (["--listen", "7433"], "host:port"),
         (["--hosts", "http://x"], "http_hosts"),
         (["--proxies", "proxy"], "http_proxies"),
+        (["--with", "api,dashboards"], "http_with"),
+        (["--with", ","], "http_with"),
     ],
 )
 def test_what_would_be_open_or_wrong_does_not_start(dsn: str, flags: list[str], says: str) -> None:

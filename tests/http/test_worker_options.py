@@ -154,6 +154,6 @@ async def test_a_beat_tells_the_backoff_that_operators_have_set(dsn: str, db: Db
         await worker.claim()
         await call.ok("PATCH", "/v1/queues/q", {"backoff_s": 7.5})
         for _ in range(200):
-            if found := (await worker.beat())["backoffs"]:
+            if (found := (await worker.beat())["backoffs"])["q"]:
                 break
         assert found == {"q": {"backoff_s": 7.5}}

@@ -146,8 +146,8 @@ class BeatOut(Answer):
     """The lease lasts for `lease_s` from the moment at which this beat was sent.
 
     `state`: quiet, claim nothing more; stop, and end. `cancel`: stop these, then fail or release them. `gone`: stop
-    these, and do not settle them: they are not yours any more. `backoffs`: by queue, what operators have set of
-    backoff_s, backoff_factor and backoff_cap_s, as far as it is known here; for workers that compute delays themselves.
+    these, and do not settle them: they are not yours any more. `backoffs`: by queue, as far as this gateway knows it,
+    what operators have set of backoff_s, backoff_factor and backoff_cap_s; for workers that compute delays themselves.
     """
 
     lease_s: float

@@ -39,7 +39,8 @@ class GatewayOptions:
 
     hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
     wait at once. requests_per_s: per caller, with as many at once.
-    workers: serve remote workers, and take part in maintenance, whose `periods` are these. name: of this gateway.
+    api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
+    these. name: of this gateway.
     """
 
     database: ConnectionOptions
@@ -47,6 +48,7 @@ class GatewayOptions:
     waiters_max: int = 2000
     hosts: tuple[str, ...] | None = LOOPBACK
     requests_per_s: float = 1000.0
+    api: bool = True
     workers: bool = True
     name: str = field(default_factory=socket.gethostname)
     periods: Periods = field(default_factory=Periods)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import AwareDatetime
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.jobs import MATCHED_MAX, JobFilter
@@ -36,6 +37,8 @@ async def list_jobs(
     key: Annotated[str | None, Query(max_length=512, description="Any of a job's three keys")] = None,
     batch: UUID | None = None,
     error_group: Annotated[int | None, Query(ge=1, lt=2**63, description="`group` of /v1/dead")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="Created from this instant on")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Created before this instant")] = None,
     cursor: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
@@ -44,7 +47,7 @@ async def list_jobs(
     A call looks at a bounded number of jobs: a page may have few that match, or none, and still a `next`.
     """
     need(request, "read", queue)
-    wanted = Listed(queue, kind, status, key, batch, error_group)
+    wanted = Listed(queue, kind, status, key, batch, error_group, since, until)
     async with gateway_of(request).admin() as admin:
         page = await admin.jobs.page(wanted, cursor, limit)
     return Json({"jobs": [row._asdict() for row in page.rows], "next": page.next})
