@@ -21,4 +21,5 @@ if __name__ == "__main__":
         make_deadly(RemoteStore, method)
     threading.Thread(target=arm, daemon=True).start()
     sys.argv[1:] = ["serve", "--listen", f"127.0.0.1:{sys.argv[1]}"]
+    quick_gateway.hurry()
     quick_gateway.main()
