@@ -204,7 +204,7 @@ async def test_an_answer_that_arrives_too_late_is_not_run(dsn: str, db: Db, monk
     async with running(app, dsn, heartbeat_s=0.2) as (_, seen):
         job_id = await insert(db, "q")
         await until(lambda: held_up)
-        await until(lambda: db.fetchval("SELECT status = 'pending' FROM pgworkd.jobs WHERE id = $1", job_id))
+        await until(lambda: db.fetchval("SELECT attempts = 2 FROM pgworkd.all_jobs WHERE id = $1", job_id))
         await seen.wait(events.JOB_COMPLETED)
     assert held_up == [1]
     assert ran == [2]
