@@ -55,4 +55,4 @@ def test_the_description_is_served(dsn: str) -> None:
     import httpx
 
     with served(dsn, "--auth", "none") as (_, address):
-        assert httpx.get(f"{address}/v1/openapi.json").json() == json.loads(json.dumps(described()))
+        assert httpx.get(f"{address}/v1/openapi.json", timeout=60).json() == json.loads(json.dumps(described()))
