@@ -183,6 +183,7 @@ BREACHES: dict[str, Callable[[], Evidence]] = {
     "resumed": lambda: with_notes(note(9, "driver", "resumed", fault="postgres_down", after_s=6.0)),
     "waits": lambda: with_notes(note(9, "driver", "looked", waited_s=1.6)),
     "ends": lambda: with_notes(note(9, "driver", "exit", name="d2", code=-9, expected=None)),
+    "gateways": lambda: with_notes(note(9, "driver", "gateway_exit", name="g1", code=-9, expected=None)),
     "steady": lambda: with_notes(*BEATS[:25], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[25:])),
     "quiet": lambda: replace(
         clean(),

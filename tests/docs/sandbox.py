@@ -7,6 +7,7 @@
   the end of the page.
 - `console` is a command after each `$ `, with what it prints. `toml` goes through `pgworkd config show`. `ini` and
   `yaml` are parsed; an SQL query in YAML is run.
+- The gateway of a page listens on a port of its own, which stands for the default one in the blocks.
 - What a block prints is compared with the block below `<!-- output -->`: `...` stands for anything, and so do ids and
   times; the width of columns does not count.
 """
@@ -21,10 +22,12 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ COMMAND_S = 60.0
 STOP_S = 30.0
 SERVING = re.compile(r"pgworkd (?:run|dev|autoscale|exporter|serve)\b")
 SERVES = re.compile(r'"event": "(daemon\.ready|worker\.started|http\.listening)"|"address": "\S+:9465"|Postgres is up')
+GATEWAY = "127.0.0.1:7433"
 _PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("PGWORKD_", "PG"))}
 _MASKS = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<id>"),
@@ -72,6 +76,7 @@ class Sandbox:
             "NO_COLOR": "1",
             "PGWORKD_WORKER_NAME": "worker-1",
             "PGWORKD_SHUTDOWN_S": "5",
+            "PGWORKD_HTTP_LISTEN": f"127.0.0.1:{_free_port()}",
             **environ,
         }
         self.scope: dict[str, Any] = {"__name__": "page", **names}
@@ -84,6 +89,7 @@ class Sandbox:
 
     async def run(self, block: Block) -> None:
         """Runs a block as it stands; AssertionError says what went wrong."""
+        block = replace(block, text=block.text.replace(GATEWAY, self.environ["PGWORKD_HTTP_LISTEN"]))
         if block.is_output:
             assert_shown(block.text, self.printed)
             return
@@ -223,6 +229,12 @@ class Sandbox:
             raise AssertionError(f"{query}: {error}") from None
         finally:
             await connection.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
 
 
 def assert_shown(shown: str, printed: str) -> None:

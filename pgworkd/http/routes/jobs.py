@@ -141,14 +141,16 @@ async def edit_job(request: Request, job_id: PathId, edit: Edit, if_match: IfMat
     responses=documented("not-found", "conflict"),
 )
 async def cancel_job(request: Request, job_id: PathId) -> Response:
-    """Cancel a job: at once if it waits; a running one is asked to stop."""
+    """Cancel a job: at once if it waits; a running one is asked to stop. The same again does no harm."""
     gateway, access = gateway_of(request), access_of(request)
     async with gateway.admin(access.name) as admin:
         job = await visible(request, admin, job_id, "enqueue", "operate")
         outcome = (await admin.jobs.cancel([job_id])).get(job_id)
         if outcome is None:
             refused = (await admin.jobs.refusals("cancel", [job_id])).get(job_id)
-            raise Problem("conflict", f"job {job_id} is {job.status}" if refused is None else refused.reason)
+            if refused is None or refused.status != "cancelled":
+                raise Problem("conflict", f"job {job_id} is {job.status}" if refused is None else refused.reason)
+            outcome = "cancelled"
     return Json({"id": job_id, "outcome": outcome})
 
 
