@@ -22,6 +22,7 @@ from . import (
     keyed,
     latency,
     pressure,
+    proxy,
     report,
     rivals,
     scrape,
@@ -50,6 +51,7 @@ ROWS: dict[str, Row] = {
     "scrape": scrape.scrape_row,
     "http": gateway.http_row,
     "waiters": gateway.waiters_row,
+    "proxy": proxy.proxy_row,
 }
 
 

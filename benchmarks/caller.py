@@ -1,7 +1,8 @@
 """Callers of an HTTP server, as fast as they can: python -m benchmarks.caller WHAT URL CLIENTS SECONDS [TOKEN]
 
-empty: GET /. single: claim one job, complete it. batched: claim a hundred, settle them in one call. Prints requests,
-jobs and seconds. A process of its own with a client that does little, so that the server is what is measured.
+empty: GET /. single: claim one job, complete it. batched: claim a hundred, settle them in one call. proxied-single and
+proxied-batched: the same by the routes of pg-boss' proxy. Prints requests, jobs and seconds. A process of its own with
+a client that does little, so that the server is what is measured.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -88,6 +90,20 @@ async def batched(url: str, until: float, counts: Counts, token: str) -> None:
             counts.jobs += done
 
 
+async def proxied(url: str, until: float, counts: Counts, _: str, most: int = 1) -> None:
+    """Jobs of pg-boss, so many at a time."""
+    connection = await Connection(url).open()
+    fetch = json.dumps({"name": QUEUE, "options": {"batchSize": most}}).encode()
+    while time.monotonic() < until:
+        fetched = json.loads(await connection.call("POST", "/api/fetch", fetch))["result"]
+        counts.requests += 1
+        if fetched:
+            done = {"name": QUEUE, "id": [each["id"] for each in fetched]}
+            await connection.call("POST", "/api/complete", json.dumps(done).encode())
+            counts.requests += 1
+            counts.jobs += len(fetched)
+
+
 async def _registered(connection: Connection, slots: int) -> tuple[bytes, str]:
     """The body of a claim of a new worker, and the header of its calls."""
     body = json.dumps({"name": "bench", "queues": {QUEUE: slots}, "lease_s": 3600}).encode()
@@ -145,7 +161,9 @@ async def main(what: str, url: str, clients: int, seconds: float, token: str) ->
         await idle(url, clients, seconds, token)
         return
     counts, began = Counts(), time.monotonic()
-    call = {"empty": empty, "single": single, "batched": batched}[what]
+    calls = {"empty": empty, "single": single, "batched": batched}
+    calls |= {"proxied-single": proxied, "proxied-batched": partial(proxied, most=BATCH)}
+    call = calls[what]
     async with asyncio.TaskGroup() as tasks:
         for _ in range(clients):
             tasks.create_task(call(url, began + seconds, counts, token))

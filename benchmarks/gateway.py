@@ -53,19 +53,22 @@ async def _gateway(bench: Bench, dsn: str) -> AsyncIterator[tuple[str, str, Prog
     command = [PGWORKD, "serve", "--listen", f"127.0.0.1:{port}"]
     environ = {"PGWORKD_DSN": dsn, "PGWORKD_LOG_LEVEL": "warning", "PGWORKD_HTTP_WAITERS_MAX": "10000"}
     environ |= {"PGWORKD_HTTP_REQUESTS_PER_S": "1000000"}
-    async with running(command, environ, _log(bench, "gateway")) as program:
+    async with running(command, environ, log(bench, "gateway")) as program:
         url = f"http://127.0.0.1:{port}"
-        await until(partial(_answers, url, "/healthz"), "the gateway answers", [program], every_s=0.1)
+        await until(partial(answers, url, "/healthz"), "the gateway answers", [program], every_s=0.1)
         yield url, token, program
 
 
-def _log(bench: Bench, name: str) -> Path:
+def log(bench: Bench, name: str) -> Path:
+    """Where a program writes."""
     folder = bench.scratch / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{name}.log"
 
 
-async def _answers(url: str, path: str) -> bool:
+async def answers(url: str, path: str) -> bool:
+    """Whether that page is there."""
+
     def ask() -> bool:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=2)
         try:
@@ -79,9 +82,10 @@ async def _answers(url: str, path: str) -> bool:
     return await run_sync(ask)
 
 
-async def _called(bench: Bench, what: str, url: str, clients: int, seconds: float, token: str = "") -> Calls:
+async def called(bench: Bench, what: str, url: str, clients: int, seconds: float, token: str = "") -> Calls:
+    """What callers get done; see `caller`."""
     command = [sys.executable, "-m", "benchmarks.caller", what, url, str(clients), str(seconds)]
-    async with running(command + [token] * bool(token), {}, _log(bench, "caller")) as program:
+    async with running(command + [token] * bool(token), {}, log(bench, "caller")) as program:
         requests, jobs, took_s = map(float, (await program.finished()).split())
     return Calls(requests / took_s, jobs / took_s)
 
@@ -90,13 +94,13 @@ async def _empty(bench: Bench, seconds: float) -> Calls:
     """An empty route of the same process model."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.empty_route", str(port)]
-    async with running(command, {}, _log(bench, "empty")) as program:
+    async with running(command, {}, log(bench, "empty")) as program:
         url = f"http://127.0.0.1:{port}"
-        await until(partial(_answers, url, "/"), "the empty route answers", [program], every_s=0.1)
-        return await _called(bench, "empty", url, CLIENTS, seconds)
+        await until(partial(answers, url, "/"), "the empty route answers", [program], every_s=0.1)
+        return await called(bench, "empty", url, CLIENTS, seconds)
 
 
-async def _jobs(bench: Bench, what: str, clients: int, seconds: float) -> Calls:
+async def jobs_through_gateway(bench: Bench, what: str, clients: int, seconds: float) -> Calls:
     """Claims and settles of jobs that are due."""
     system = ours()
     await bench.server.template(system.template, system.make)
@@ -104,7 +108,7 @@ async def _jobs(bench: Bench, what: str, clients: int, seconds: float) -> Calls:
         await system.load(bench, dsn, int(JOBS_PER_S * seconds * (5 if what == "batched" else 1)))
         await calm(connection, system.table)
         async with _gateway(bench, dsn) as (url, token, program):
-            found = await _called(bench, what, url, clients, seconds, token)
+            found = await called(bench, what, url, clients, seconds, token)
             program.check()
         if not await connection.fetchval(system.left_sql):
             raise BenchmarkError(f"{what}: no job was left: give it more")
@@ -141,7 +145,7 @@ async def _idle(bench: Bench, seconds: float, workers: int) -> float:
     ):
         waits_s = REPORTED_S * 2 + seconds
         command = [sys.executable, "-m", "benchmarks.caller", "idle", url, str(workers), str(waits_s), token]
-        async with running(command, {}, _log(bench, "idle")) as program:
+        async with running(command, {}, log(bench, "idle")) as program:
             await until(lambda: "ready" in program.log.read_text(), "all workers wait", [program], every_s=0.1)
             await anyio.sleep(REPORTED_S)
             database = dsn.rpartition("/")[2]
@@ -158,9 +162,9 @@ async def http_row(bench: Bench) -> list[Line]:
     bench.say(f"http: {CLIENTS} clients for {seconds:g} s")
     found = await interleave(
         {
-            "one by one": partial(_jobs, bench, "single", CLIENTS, seconds),
+            "one by one": partial(jobs_through_gateway, bench, "single", CLIENTS, seconds),
             "empty route": partial(_empty, bench, seconds),
-            "batched": partial(_jobs, bench, "batched", 4, seconds),
+            "batched": partial(jobs_through_gateway, bench, "batched", 4, seconds),
         },
         bench.rounds,
         bench.say,

@@ -27,6 +27,7 @@ PYTHON_PACKAGES = {"pgqueuer": "1.6.0", "procrastinate": "3.10.0"}
 _PYTHON_REQUIREMENTS = ("asyncpg==0.32.0", "uvloop==0.23.0", "psycopg[binary]>=3.2.4")
 NODE_LEAST = (22, 18)
 """The version that both node packages need; if node is older, a newer one is installed beside it, from npm."""
+PROXY_PACKAGE = "@pg-boss/proxy@1.5.3"
 INSTALL_S = 900
 
 GRAPHILE: dict[str, dict[str, Any]] = {
@@ -50,6 +51,23 @@ def installed(scratch: Path, say: Callable[[str], None]) -> list[System]:
             said = (getattr(error, "stderr", None) or str(error) or repr(error)).strip()
             say(f"peers: {what} are left out: {said.splitlines()[-1]}")
     return found
+
+
+def proxy_command(scratch: Path, checkout: str | None) -> list[str]:
+    """How to start pg-boss' proxy: of the npm package, or of a checkout in which it is built. After `installed`."""
+    npm, folder = shutil.which("npm"), scratch / "proxy"
+    node = next((str(path) for path in (scratch / "node" / "node_modules" / ".bin").glob("node")), shutil.which("node"))
+    if node is None or npm is None:
+        raise BenchmarkError("there is no node (or no npm) on this machine")
+    if checkout is not None:
+        return [node, str(Path(checkout) / "dist" / "server.js")]
+    if _is_news(folder, [PROXY_PACKAGE]):
+        try:
+            _run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), PROXY_PACKAGE])
+        except subprocess.CalledProcessError as error:
+            raise BenchmarkError(f"{PROXY_PACKAGE}: {error.stderr.strip().splitlines()[0]}") from None
+        _remember(folder, [PROXY_PACKAGE])
+    return [node, str(folder / "node_modules" / "@pg-boss" / "proxy" / "dist" / "server.js")]
 
 
 def _node_systems(scratch: Path) -> list[System]:
