@@ -12,13 +12,15 @@ from pgworkd.words.json_text import JsonText
 from pgworkd.words.recurrence import Recurrence
 
 _PUT = """INSERT INTO pgworkd.schedules AS s
-        (name, queue, kind, payload, cron, every_s, timezone, missed, priority, max_attempts, timeout_s, enabled)
-    SELECT $1::text, $2::text, $3::text, $4::text::jsonb, $5::text, $6::int, $7::text, $8::text, $9::int, $10::int,
-           $11::float8, $12::boolean
+        (name, queue, kind, payload, cron, every_s, timezone, missed, missed_grace_s, priority, max_attempts,
+         timeout_s, enabled, waits_for_retries)
+    SELECT $1::text, $2::text, $3::text, $4::text::jsonb, $5::text, $6::int, $7::text, $8::text, $9::real, $10::int,
+           $11::int, $12::float8, $13::boolean, $14::boolean
     ON CONFLICT (name) DO UPDATE
     SET queue = excluded.queue, kind = excluded.kind, payload = excluded.payload, cron = excluded.cron,
         every_s = excluded.every_s, timezone = excluded.timezone, missed = excluded.missed,
         priority = excluded.priority, max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
+        missed_grace_s = excluded.missed_grace_s, waits_for_retries = excluded.waits_for_retries,
         enabled = excluded.enabled, retired_at = NULL
     WHERE s.source = 'sql'
     RETURNING xmax = 0"""
@@ -46,10 +48,12 @@ class ScheduleOperations:
         max_attempts: int | None = None,
         timeout_s: float | None = None,
         enabled: bool = True,
+        wait_for_retries: bool = False,
     ) -> bool | None:
         """Inserts a schedule, or replaces the one of that name; whether it is new, None: code declares it.
 
         A daemon that serves the queue inserts its next occurrence, within a minute. The payload is a JSON object.
+        wait_for_retries: no next occurrence is inserted while one is retried.
         """
         name = validation.text(name, "name", 200)
         job = row(
@@ -61,9 +65,10 @@ class ScheduleOperations:
             _PUT,
             name,
             *(values[each] for each in ("queue", "kind", "payload")),
-            *(rule.cron, rule.every_s, rule.timezone, rule.missed),
+            *(rule.cron, rule.every_s, rule.timezone, rule.missed, rule.missed_grace_s),
             *(values[each] for each in ("priority", "max_attempts", "timeout_s")),
             enabled,
+            wait_for_retries,
         )
         return bool(found[0][0]) if found else None
 

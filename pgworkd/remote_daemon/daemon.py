@@ -122,9 +122,8 @@ class RemoteDaemon(Daemon):
                 found.stop(reason)
 
     async def _register(self) -> float:
-        began_s = await self.worker.register()
         await self._recurring.declare(self.app)
-        return began_s
+        return await self.worker.register()
 
     def _note_change(self) -> None:
         self._changed.set()

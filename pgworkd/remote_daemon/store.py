@@ -251,6 +251,8 @@ class GatewayStore(Store):
             "every_s": rule["every_s"],
             "timezone": rule["timezone"],
             "missed": rule["missed"],
+            "missed_grace_s": rule["missed_grace_s"],
+            "wait_for_retries": rule["waits_for_retries"],
             "payload": json.loads(rule["payload"]),
         }
         try:

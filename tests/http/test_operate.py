@@ -163,12 +163,22 @@ async def test_schedules_are_made_changed_run_and_removed(dsn: str, db: Db) -> N
         rule = {"queue": "q", "cron": "0 3 * * *", "timezone": "Europe/Vienna", "payload": {"n": 1}}
         assert (await call("PUT", path, rule)).status_code == 201
         assert (await call("PUT", path, rule | {"missed": "once"})).status_code == 200
+        more = {"missed_grace_s": 7.0, "wait_for_retries": True}
+        assert (await call("PUT", path, rule | more)).status_code == 200
+        stored = await db.fetchrow("SELECT missed_grace_s, waits_for_retries FROM pgworkd.schedules")
+        assert tuple(stored) == (7.0, True)
         times = (await call.ok("GET", f"{path}/next?n=3"))["next"]
         assert [datetime.fromisoformat(each) for each in times] == sorted(map(datetime.fromisoformat, set(times)))
         assert not (await call.ok("PATCH", path, {"enabled": False}))["enabled"]
         job = (await call.ok("POST", f"{path}/run"))["id"]
         assert (await call.ok("GET", f"/v1/jobs/{job}"))["payload"] == {"n": 1}
-        for bad in ({"cron": "61 * * * *"}, {"cron": None}, {"every_s": 5}, {"timezone": "Mars/Base"}):
+        for bad in (
+            {"cron": "61 * * * *"},
+            {"cron": None},
+            {"every_s": 5},
+            {"timezone": "Mars/Base"},
+            {"missed_grace_s": -1.0},
+        ):
             assert (await call.problem("PUT", path, rule | bad))[:2] == (422, "invalid"), bad
         assert (await call.ok("DELETE", path))["removed"]
         for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/run"), ("GET", "/next")):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
+import asyncpg
 import pytest
 
 from pgworkd import App
@@ -10,8 +13,9 @@ from pgworkd.errors import UsageError
 from pgworkd.remote_daemon.client import GatewayOptions
 from pgworkd.remote_daemon.daemon import RemoteDaemon
 from pgworkd.words import events
-from tests.kits.daemon import Recorder, quick_options
+from tests.kits.daemon import Recorder, quick_options, running
 from tests.kits.gateway import served, token
+from tests.kits.remote_daemon import remote_daemons
 
 
 def test_an_app_with_alerts_is_refused(dsn: str) -> None:
@@ -24,13 +28,14 @@ def test_an_app_with_alerts_is_refused(dsn: str) -> None:
 @pytest.mark.parametrize(
     ("scopes", "says"),
     [
-        ({"read": None}, "needs the scope work"),
-        ({"work": ["other"]}, "needs the scope work"),
+        ({"operate": None}, "needs the scope work"),
+        ({"operate": None, "work": ["other"]}, "needs the scope work"),
+        ({"read": None}, "schedule 'tick' needs a token with the scope operate"),
         ({"work": None}, "schedule 'tick' needs a token with the scope operate"),
     ],
 )
-async def test_a_token_that_does_not_allow_it_ends_the_start(
-    dsn: str, scopes: dict[str, list[str] | None], says: str
+async def test_a_token_that_does_not_allow_it_ends_the_start_and_leaves_no_worker(
+    dsn: str, db: asyncpg.Connection[Any], scopes: dict[str, list[str] | None], says: str
 ) -> None:
     app = App()
 
@@ -43,6 +48,7 @@ async def test_a_token_that_does_not_allow_it_ends_the_start(
         daemon = RemoteDaemon(app, quick_options("postgresql://", lease_s=10.0), GatewayOptions(url + "/", secret))
         with pytest.raises(UsageError, match=says):
             await daemon.run()
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE kind = 'remote'") == 0
 
 
 async def test_a_gateway_that_is_not_there_is_waited_for_and_a_stop_is_obeyed(dsn: str) -> None:
@@ -62,3 +68,28 @@ async def test_a_gateway_that_is_not_there_is_waited_for_and_a_stop_is_obeyed(ds
         assert daemon.status() == "waiting for the gateway"
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
+
+
+async def test_a_schedule_is_stored_as_a_daemon_with_a_database_stores_it(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+
+    @app.handler(
+        "tick", every="0 3 * * *", timezone="Europe/Vienna", missed="once", payload={"n": 1}, missed_grace_s=7.0
+    )
+    async def tick() -> None:
+        return None
+
+    @app.handler("tock", every=3600.0, wait_for_retries=True)
+    async def tock() -> None:
+        return None
+
+    apart = "{source,revision,created_at,updated_at,in_force_since,last_occurrence,retired_at}"
+    sql = f"""WITH found AS (DELETE FROM pgworkd.schedules RETURNING *)
+        SELECT to_jsonb(found) - '{apart}'::text[] AS it FROM found ORDER BY name"""  # noqa: S608 - ours
+    async with running(app, dsn):
+        wanted = await db.fetch(sql)
+    async with remote_daemons(dsn, monkeypatch), running(app, dsn):
+        assert await db.fetch(sql) == wanted
+    assert len(wanted) == 2

@@ -22,6 +22,7 @@ from pgworkd.http.models.jobs import (
     Period,
     Priority,
 )
+from pgworkd.words.recurrence import MISSED_GRACE_S
 from pgworkd.words.validation import ROWS_MAX
 
 
@@ -121,7 +122,11 @@ class PauseIn(Model):
 
 
 class ScheduleIn(Model):
-    """A recurring rule: `cron` in `timezone`, or `every_s`."""
+    """A recurring rule: `cron` in `timezone`, or `every_s`.
+
+    missed_grace_s: with missed "skip", how late an occurrence may still run. wait_for_retries: no next occurrence while
+    one is retried.
+    """
 
     queue: Name
     kind: Name | None = None
@@ -130,6 +135,8 @@ class ScheduleIn(Model):
     every_s: Annotated[int, Field(ge=1, le=366 * 86_400)] | None = None
     timezone: Annotated[str, Field(max_length=100)] = "UTC"
     missed: Literal["skip", "once", "all"] = "skip"
+    missed_grace_s: Annotated[float, Field(ge=0, le=366 * 86_400)] = MISSED_GRACE_S
+    wait_for_retries: bool = False
     priority: Priority = 0
     max_attempts: Attempts | None = None
     timeout_s: Period | None = None

@@ -59,7 +59,8 @@ async def next_occurrences(request: Request, name: PathName, *, n: Annotated[int
 async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Response:
     """Create a schedule, or replace it; not one that an application's code declares."""
     access = need(request, "operate", body.queue)
-    rule = Recurrence.parse(body.cron if body.cron is not None else body.every_s or 0, body.timezone, body.missed)
+    when = body.cron if body.cron is not None else body.every_s or 0
+    rule = Recurrence.parse(when, body.timezone, body.missed, body.missed_grace_s)
     if body.cron is not None and body.every_s is not None:
         raise Problem("invalid", "cron and every_s are both given: give one of them")
     options: Any = {"kind": body.kind, "priority": body.priority, "max_attempts": body.max_attempts}
@@ -74,6 +75,7 @@ async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Re
             payload_text=body.payload or "{}",
             timeout_s=body.timeout_s,
             enabled=body.enabled,
+            wait_for_retries=body.wait_for_retries,
             **options,
         )
         if created is None:
