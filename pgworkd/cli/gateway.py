@@ -56,6 +56,9 @@ def serve(
         typer.Option("--with", metavar="PART,...", help="What to serve: api, workers; default: both."),
     ] = None,
     debug_http: Annotated[bool, typer.Option("--debug-http", help="Log each request, without its body.")] = False,
+    debug_bodies: Annotated[
+        bool, typer.Option("--debug-bodies", help="Log each request, with the first 2,000 bytes of both bodies.")
+    ] = False,
     dsn: Dsn = None,
 ) -> int:
     """Serve the gateway: jobs, batches and operations over HTTP (extra http).
@@ -70,23 +73,14 @@ def serve(
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     import anyio
 
-    from pgworkd.http.app import Application
-    from pgworkd.http.request.access import anyone
-    from pgworkd.http.request.bounds import log_request
-    from pgworkd.http.request.gateway import Gateway
     from pgworkd.metrics.server import listen as bound
     from pgworkd.words import log
     from pgworkd.words.address import parse_address
-    from pgworkd.words.events import Events
 
     address = parse_address(settings.http_listen)
     with contextlib.closing(bound(address, f"http_listen ({settings.origin('http_listen')})")) as listener:
         _check_open(settings, listener)
-        options = _options(settings, listener)
-        events = Events()
-        events.listen(log.listener(settings.log_level), except_for=log.below_level(settings.log_level))
-        gateway = Gateway(options, anyone if settings.http_auth == "none" else None, events)
-        app = Application(gateway, log=log_request if debug_http else None)
+        app = _application(settings, listener, requests=debug_http, bodies=debug_bodies)
         log.configure(settings.log_level, settings.log_format)
         stop_signals.hold()
         code = anyio.run(
@@ -98,6 +92,22 @@ def serve(
         )
     stop_signals.ignore()
     return code
+
+
+def _application(settings: Settings, listener: socket.socket, *, requests: bool, bodies: bool) -> Any:
+    """The application; `requests`, `bodies`: what it logs."""
+    from pgworkd.http.app import Application
+    from pgworkd.http.request.access import anyone
+    from pgworkd.http.request.debug import log_request
+    from pgworkd.http.request.gateway import Gateway
+    from pgworkd.words import log
+    from pgworkd.words.events import Events
+
+    options = _options(settings, listener)
+    events = Events()
+    events.listen(log.listener(settings.log_level), except_for=log.below_level(settings.log_level))
+    gateway = Gateway(options, anyone if settings.http_auth == "none" else None, events)
+    return Application(gateway, log=log_request if requests or bodies else None, log_bodies=bodies)
 
 
 async def _serve(server: Server, app: Any, listener: socket.socket) -> int:

@@ -111,6 +111,30 @@ def test_a_log_of_requests_has_no_secret_and_no_payload(dsn: str) -> None:
     assert text.rpartition("_")[2] not in log
 
 
+def test_a_log_of_bodies_has_payloads_and_no_secret(dsn: str) -> None:
+    headers = bearer(asyncio.run(token(dsn)))
+    with (
+        served(dsn, "--debug-bodies") as (process, address),
+        httpx.Client(base_url=address, headers=headers, timeout=LIMIT_S) as client,
+    ):
+        made = client.post("/v1/tokens", json={"name": "x", "scopes": {"read": None}}).json()
+        worker = client.post("/v1/workers", json={"name": "w", "queues": {"q": 1}}).json()
+        client.post("/v1/jobs", json=JOB | {"payload": {"card": "4111" + "x" * 3000}})
+        claim = {"worker": worker["worker"], "queues": ["q"], "wait_s": 20.0}
+        secret = {"Pgworkd-Secret": worker["secret"]}
+        got = client.post("/v1/claims", json=claim, headers=secret).json()["assignments"][0]
+        client.post(f"/v1/assignments/{got['assignment']}/complete", json={})
+        process.send_signal(signal.SIGTERM)
+        log = process.communicate(timeout=LIMIT_S)[0]
+    lines = [json.loads(line) for line in log.splitlines() if "http.request" in line]
+    assert [line["path"] for line in lines][-1] == "/v1/assignments/a1_***/complete"
+    assert "4111xxx" in lines[2]["request"]
+    assert len(lines[2]["request"]) == 2000
+    assert lines[2]["answer"].startswith('{"id":')
+    for hidden in (made["token"].rpartition("_")[2], worker["secret"], got["assignment"][3:]):
+        assert hidden[:20] not in log
+
+
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n"
 
 

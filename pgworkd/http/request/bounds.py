@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
-import structlog
-
 from pgworkd.http.request.answers import problem_answer
+from pgworkd.http.request.debug import Seen, without_secrets
 from pgworkd.http.request.problems import Problem
 
 HEADER_BYTES_MAX = 32 * 1024
@@ -33,14 +32,22 @@ class App(Protocol):
 
 
 class Bounds:
-    """ASGI middleware. `hosts`: as of GatewayOptions; `log`: called after each request with its facts."""
+    """ASGI middleware. `hosts`: as of GatewayOptions; `log`: called after each request with its facts.
+
+    `bodies`: the first bytes of both bodies are among these.
+    """
 
     def __init__(
-        self, app: App, hosts: tuple[str, ...] | None, log: Callable[[dict[str, object]], None] | None = None
+        self,
+        app: App,
+        hosts: tuple[str, ...] | None,
+        log: Callable[[dict[str, object]], None] | None = None,
+        *,
+        bodies: bool = False,
     ) -> None:
         self._app = app
         self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
-        self._log = log
+        self._log, self._bodies = log, bodies
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers, or passes on, one request."""
@@ -48,6 +55,9 @@ class Bounds:
             await self._app(scope, receive, send)
             return
         began, status = time.monotonic(), 0
+        seen = Seen(receive, send) if self._bodies else None
+        if seen is not None:
+            receive, send = seen.receive, seen.send
         more = [*_HEADERS, (b"x-request-id", (request_id := secrets.token_hex(8)).encode())]
 
         async def sent(message: Any) -> None:
@@ -68,10 +78,11 @@ class Bounds:
             self._log(
                 {
                     "method": scope["method"],
-                    "path": scope["path"].replace(SLASH, "%2F")[:500],
+                    "path": without_secrets(scope["path"].replace(SLASH, "%2F")[:500]),
                     "status": status,
                     "took_s": round(time.monotonic() - began, 4),
                     "request_id": request_id,
+                    **({} if seen is None else seen.facts()),
                 }
             )
 
@@ -104,8 +115,3 @@ def _path(scope: Any) -> str:
     if any(char in part for part in parts for char in _REFUSED):
         raise Problem("not-found", "the path has a character that no name may have")
     return "/".join(part.replace("/", SLASH) for part in parts)
-
-
-def log_request(facts: dict[str, object]) -> None:
-    """Logs a request: for `--debug-http`."""
-    structlog.get_logger("pgworkd").info("http.request", **facts)
