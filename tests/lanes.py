@@ -38,6 +38,8 @@ SLOW = {
     # Processes
     "tests/http/test_server.py*": _COMMANDS,
     "tests/http/test_remote_*": _COMMANDS,
+    "tests/http/test_probes.py*": _COMMANDS,
+    "tests/http/test_events.py*": _COMMANDS,
     "tests/http/test_description.py*fuzzer*": _COMMANDS,
     "tests/http/test_access.py*a_token_of_*": _ROUTES,
     "tests/http/test_access.py*role_gateway*": _ROUTES,

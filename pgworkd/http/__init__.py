@@ -2,7 +2,7 @@
 
 server    uvicorn, with limits on what it reads        request   what each request goes through
 app       asgi: the application, for a server or       routes    jobs bulk batches operate queues schedules fleet
-          below another application                              tokens workers assignments service
+          below another application                              events tokens workers assignments service
                                                        models    what requests and answers look like
 """
 

@@ -32,7 +32,7 @@ from pgworkd.http.request.answers import problem_answer
 from pgworkd.http.request.bounds import SLASH, Bounds
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.request.problems import Problem
-from pgworkd.http.routes import ROUTERS, WORKER_ROUTERS, service
+from pgworkd.http.routes import ROUTERS, WORKER_ROUTERS, events, service
 
 _DESCRIPTION = "Jobs in Postgres: create, watch and operate them. Errors are problems (RFC 9457)."
 
@@ -40,11 +40,17 @@ _DESCRIPTION = "Jobs in Postgres: create, watch and operate them. Errors are pro
 class Application:
     """An ASGI application that works within `running()`; a server that runs its lifespan enters that by itself."""
 
-    def __init__(self, gateway: Gateway, *, log: Callable[[dict[str, object]], None] | None = None) -> None:
-        """`log`: called after each request with its facts."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        *,
+        log: Callable[[dict[str, object]], None] | None = None,
+        log_bodies: bool = False,
+    ) -> None:
+        """`log`: called after each request with its facts, and with the bodies if asked to."""
         self.gateway = gateway
         self.api = _api(gateway)
-        self._app = Bounds(self.api, gateway.options.hosts, log)
+        self._app = Bounds(self.api, gateway.options.hosts, log, bodies=log_bodies)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers one request."""
@@ -91,6 +97,7 @@ def _api(gateway: Gateway) -> FastAPI:
         separate_input_output_schemas=False,
     )
     api.state.gateway = gateway
+    gateway.lists = events.followed(gateway)
     parts = ((gateway.options.api, ROUTERS), (gateway.options.workers, WORKER_ROUTERS))
     for router in (each for is_wanted, routers in parts if is_wanted for each in routers):
         api.include_router(router, prefix="/v1")

@@ -49,6 +49,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/workers/{worker_id}/ask": {"state": "quiet"},
     "POST /v1/settlements": {"settlements": [{"assignment": "a", "outcome": "complete"}]},
 } | {f"POST /v1/assignments/{{assignment}}/{how}": {} for how in ("complete", "fail", "release", "extend")}
+QUERIES = {"/v1/events": "?of=audit&for_s=0.1"}
 NEEDS = {
     "enqueue": {"POST /v1/jobs", "PUT /v1/jobs/{job_id}", "POST /v1/jobs/bulk", "POST /v1/jobs/stream"}
     | {"POST /v1/workflows", "POST /v1/batches", "POST /v1/batches/{batch_id}/children"}
@@ -61,7 +62,7 @@ NEEDS = {
     | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"},
     "read": {"GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/batches/{batch_id}", "GET /v1/queues"}
     | {"GET /v1/queues/{queue}", "GET /v1/schedules", "GET /v1/schedules/{name}", "GET /v1/schedules/{name}/next"}
-    | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit"},
+    | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit", "GET /v1/events"},
     "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
     "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}"},
@@ -83,7 +84,7 @@ def routes() -> Iterator[tuple[str, str]]:
 async def tried(call: Caller, method: str, path: str) -> httpx.Response:
     place = path.replace("{operation}", "cancel").replace("{queue}", "q").replace("{name}", "s")
     place = place.replace("{worker_id}", "7").replace("{assignment}", ASSIGNMENT)
-    place = re.sub(r"\{\w+_id\}", ID, place)
+    place = re.sub(r"\{\w+_id\}", ID, place) + QUERIES.get(path, "")
     body = BODIES.get(f"{method} {path}")
     more: dict[str, Any] = {}
     if path.endswith("/stream"):

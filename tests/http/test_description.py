@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from pgworkd.http.app import asgi
 from pgworkd.http.request.problems import PROBLEMS
 from tests.kits.gateway import served
@@ -39,14 +37,13 @@ def test_no_problem_is_without_a_remedy_and_each_slug_is_a_word() -> None:
         assert (kind.retry_after_s is None) == (kind.status not in (429, 503))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_fuzzer_finds_no_failure_and_no_answer_that_is_not_described(dsn: str, seed: int) -> None:
+def test_a_fuzzer_finds_no_failure_and_no_answer_that_is_not_described(dsn: str) -> None:
     """schemathesis makes requests, right ones and wrong ones, from the description itself."""
     with served(dsn, "--auth", "none", PGWORKD_HTTP_REQUESTS_PER_S="1000000") as (_, address):
         checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/v1/openapi.json", "--checks", checks]
-        command += ["--max-examples", "25", "--seed", str(seed), "--no-color", "--phases", "examples,coverage,fuzzing"]
-        command += ["--exclude-path-regex", "stream$"]
+        command += ["--max-examples", "15", "--seed", "1", "--no-color", "--phases", "examples,coverage,fuzzing"]
+        command += ["--exclude-path-regex", "(stream|events)$"]
         found = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240, check=False)
     assert found.returncode == 0, found.stdout.partition("= FAILURES")[2][:9000] + found.stdout[-1500:]
 

@@ -18,6 +18,7 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import RequestPool
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.http.request.access import Authorize, Rate, Tokens, authorized
+from pgworkd.http.request.followed import Followed
 from pgworkd.http.request.problems import Problem
 from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import Page
@@ -69,6 +70,8 @@ class Gateway:
         self._reader = DatabaseReader(options.database)
         self.remote = RemoteService(options.database, options.name, events_ or Events(), options.periods)
         self.page = Page()
+        self.lists: dict[str, Followed] = {}
+        """What callers follow, by name."""
         self.waiters = 0
         """Requests that wait now."""
         self._stopping = anyio.Event()
@@ -77,7 +80,13 @@ class Gateway:
     async def running(self) -> AsyncIterator[None]:
         """Works while the block lasts; waiters are answered at its end, and connections closed."""
         try:
-            async with Results(self.options.database) as self._results, anyio.create_task_group() as tasks:
+            async with (
+                Results(self.options.database) as self._results,
+                anyio.create_task_group() as tasks,
+                anyio.create_task_group() as readers,
+            ):
+                for each in self.lists.values():
+                    readers.start_soon(each.run)
                 if self.options.workers:
                     tasks.start_soon(self.remote.run, name="remote workers")
                     with anyio.move_on_after(START_S):
@@ -86,8 +95,9 @@ class Gateway:
                     yield
                 finally:
                     self.remote.request_stop()
+                    readers.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # of the block, or of the one task
+            raise _first(group) from None  # of the block, or of the one task that may fail
         finally:
             self._results = None
             await self.database.close()
@@ -154,6 +164,10 @@ class Gateway:
         finally:
             self.waiters -= 1
         return done
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _until_gone(request: Request, scope: anyio.CancelScope) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from pgworkd.http.routes import assignments, batches, bulk, fleet, jobs, operate, queues, schedules, tokens, workers
+from pgworkd.http.routes import (
+    assignments,
+    batches,
+    bulk,
+    events,
+    fleet,
+    jobs,
+    operate,
+    queues,
+    schedules,
+    tokens,
+    workers,
+)
 
 ROUTERS = (
     *(bulk.router, bulk.stream_router, jobs.router, batches.router, operate.router),
-    *(queues.router, schedules.router, fleet.router, tokens.router),
+    *(queues.router, schedules.router, fleet.router, events.router, tokens.router),
 )
 """All of them below /v1; those of `service` stand beside."""
 WORKER_ROUTERS = (workers.router, assignments.router, assignments.bulk_router)

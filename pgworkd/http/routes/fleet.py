@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,6 +14,7 @@ from pgworkd.http.request.answers import BODY, Json, documented
 from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.words.access import Access
 
 router = APIRouter(tags=["operators"], route_class=Route)
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -65,19 +66,15 @@ async def audit(
     need(request, "read", queue)
     async with gateway_of(request).admin() as admin:
         rows = await admin.audit(job_id, queue, limit)
-    allowed = access_of(request).allows
-    return Json(
-        {
-            "entries": [
-                row._asdict()
-                | {
-                    name: _shown(text, payloads=allowed("payload", row.queue))
-                    for name, text in (("before", row.before), ("after", row.after))
-                }
-                for row in rows
-            ]
-        }
-    )
+    return Json({"entries": shown_entries(access_of(request), [row._asdict() for row in rows])})
+
+
+def shown_entries(access: Access, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of the audit, with payloads where the caller may see those of the queue."""
+    return [
+        row | {name: _shown(row[name], payloads=access.allows("payload", row["queue"])) for name in ("before", "after")}
+        for row in rows
+    ]
 
 
 def _shown(text: str, *, payloads: bool) -> object:

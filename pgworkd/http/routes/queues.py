@@ -15,6 +15,7 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.settings.queue import EffectiveSetting, effective_settings
+from pgworkd.words.access import Access
 
 router = APIRouter(tags=["queues"], route_class=Route)
 DEPTH_MAX = 100_000
@@ -28,9 +29,8 @@ async def list_queues(request: Request) -> Response:
     """
     needed_any(request, "read")
     async with gateway_of(request).admin() as admin:
-        found = await _queues(admin)
-    allowed = access_of(request).allows
-    return Json({"queues": [each for each in found if allowed("read", each["queue"])]})
+        found = await read_queues(admin)
+    return Json({"queues": visible_queues(access_of(request), found)})
 
 
 @router.get("/queues/{queue}", response_model=QueueOut, responses=documented("not-found"))
@@ -82,13 +82,19 @@ async def resume_queue(request: Request, queue: PathName) -> Response:
         return Json(await _queue(admin, queue))
 
 
-async def _queues(admin: Admin) -> list[dict[str, Any]]:
+async def read_queues(admin: Admin) -> list[dict[str, Any]]:
+    """All queues, each with its settings."""
     rows, settings = await admin.queues.find(), await admin.queues.settings()
     return [row._asdict() | {"settings": _plain(settings.get(row.queue))} for row in rows]
 
 
+def visible_queues(access: Access, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the rows that the caller may see."""
+    return [row for row in rows if access.allows("read", row["queue"])]
+
+
 async def _queue(admin: Admin, queue: str) -> dict[str, Any]:
-    for each in await _queues(admin):
+    for each in await read_queues(admin):
         if each["queue"] == queue:
             return each
     raise Problem("not-found", f"queue {queue!r} has no live job, no worker and no settings")

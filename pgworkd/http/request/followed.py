@@ -1,0 +1,81 @@
+"""Lists that callers follow: each is read once however many do, and only while somebody does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from pgworkd.errors import PgworkdError
+
+PERIOD_S = 1.0
+SHARE = 20
+"""A list is read for one part in so many of the time at most, however slow the database is."""
+AGES = frozenset({"oldest_due_s", "sample_age_s", "heartbeat_age_s", "lease_left_s"})
+"""Members that differ from second to second: they are no news by themselves."""
+REPEAT_S = 15.0
+"""A list without news is told again after this time, so that ages are known and proxies see life."""
+
+Row = dict[str, Any]
+
+
+class Followed:
+    """One list. `read` returns its rows."""
+
+    def __init__(self, read: Callable[[], Awaitable[list[Row]]]) -> None:
+        self._read = read
+        self._followers = 0
+        self._wanted, self._news = anyio.Event(), anyio.Event()
+        self._rows: list[Row] | None = None
+        """The newest; None: not read yet."""
+        self._error: PgworkdError | None = None
+        """Why the last read failed."""
+
+    async def run(self) -> None:
+        """Reads as long as somebody follows; runs until it is cancelled."""
+        while True:
+            await self._wanted.wait()
+            began_s = anyio.current_time()
+            try:
+                rows, error = await self._read(), None
+            except PgworkdError as found:
+                rows, error = None, found
+            took_s = anyio.current_time() - began_s
+            if not self._followers:
+                self._rest()
+                continue
+            is_news = (error is None) != (self._error is None) or _plain(rows) != _plain(self._rows)
+            self._rows, self._error = rows, error
+            if is_news:
+                news, self._news = self._news, anyio.Event()
+                news.set()
+            await anyio.sleep(max(PERIOD_S, SHARE * took_s))
+
+    async def follow(self) -> AsyncGenerator[list[Row] | PgworkdError, None]:
+        """The rows now, and again whenever they have changed, or after REPEAT_S; or why they cannot be read.
+
+        Who is slow gets the newest only: nothing is kept for anyone.
+        """
+        self._followers += 1
+        self._wanted.set()
+        try:
+            while True:
+                news = self._news
+                found = self._error or self._rows
+                if found is not None:
+                    yield found
+                with anyio.move_on_after(REPEAT_S):
+                    await news.wait()
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self._rest()
+
+    def _rest(self) -> None:
+        self._wanted = anyio.Event()
+        self._rows, self._error = None, None
+
+
+def _plain(rows: list[Row] | None) -> list[Row] | None:
+    return None if rows is None else [{name: row[name] for name in row.keys() - AGES} for row in rows]
