@@ -140,7 +140,15 @@ work() {
             cp "$dir/answer" "$dir/claimed"
             assignment=$(jq -r '.assignments[0].assignment // ""' "$dir/claimed")
             state=$(jq -r .state "$dir/claimed")
-            if [ -n "$assignment" ]; then run; fi
+            if [ -n "$assignment" ]; then
+                # Of an old answer nothing is run: others may have its jobs by now.
+                if [ $(($(now) - sent)) -gt "$(jq '.waited_s + .valid_s | floor' "$dir/claimed")" ]; then
+                    settle release '{}'
+                    assignment=''
+                else
+                    run
+                fi
+            fi
             beat
             ;;
         410) register ;;

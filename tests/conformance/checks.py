@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from pgworkd.remote.claims import VALID_S
 from tests.conformance.field import BEATS_S, LEASE_S, Field
 
 Check: TypeAlias = Callable[[Field], Awaitable[None]]
@@ -139,6 +140,19 @@ async def misses_no_claim(field: Field) -> None:
     field.proxy.cut()
     row = await field.ends(job, within_s=3 * LEASE_S + BEATS_S)
     assert (row["failures"], row["losses"]) == (0, 0)
+
+
+async def runs_nothing_old(field: Field) -> None:
+    """a claim's answer is held up for longer than it is valid: it runs none of it, and gives it back"""
+    await field.start(PGWORKD_LEASE_S="30")
+    await asyncio.sleep(1)
+    field.proxy.mode = "hold"
+    job = await field.insert("add", {"a": 1, "b": 1})
+    await field.ends(job, "running")
+    await asyncio.sleep(VALID_S + 3)
+    field.proxy.mode = "pass"
+    row = await field.ends(job, within_s=30)
+    assert (row["attempts"], row["failures"], row["losses"]) == (2, 0, 0)
 
 
 async def repeats_a_settle(field: Field) -> None:
@@ -286,7 +300,14 @@ async def starts_without_a_gateway(field: Field) -> None:
 CHECKS: tuple[Check, ...] = (
     *(registers, completes, keeps_text, takes_large_payloads, wakes_up, does_each_once, shares_with_others),
     *(stays_within_its_slots, tells_failures, tells_failures_for_good, survives_unknown_kinds, keeps_its_lease),
-    *(keeps_its_lease_when_idle, misses_no_claim, repeats_a_settle, survives_a_cut, survives_a_gateway),
-    *(stops_behind_a_frozen_network, registers_again, leaves_what_is_gone, cancels, is_quiet_when_asked),
+    *(keeps_its_lease_when_idle, misses_no_claim, runs_nothing_old, repeats_a_settle, survives_a_cut),
+    *(
+        survives_a_gateway,
+        stops_behind_a_frozen_network,
+        registers_again,
+        leaves_what_is_gone,
+        cancels,
+        is_quiet_when_asked,
+    ),
     *(stops_when_asked, ends_gracefully, ends_at_once_when_idle, starts_without_a_gateway),
 )
