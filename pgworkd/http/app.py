@@ -98,11 +98,10 @@ def _api(gateway: Gateway) -> FastAPI:
     )
     api.state.gateway = gateway
     gateway.lists = events.followed(gateway)
-    parts = ((gateway.options.api, ROUTERS), (gateway.options.workers, WORKER_ROUTERS))
+    # Workers' first: they are looked up in this order. Routes, not routers, which a first request would have to unfold.
+    parts = ((gateway.options.workers, WORKER_ROUTERS), (gateway.options.api, ROUTERS), (True, service.ROUTERS))
     for router in (each for is_wanted, routers in parts if is_wanted for each in routers):
-        api.include_router(router, prefix="/v1")
-    api.include_router(service.router)
-    api.include_router(service.metered)
+        api.router.routes.extend(router.routes)
     api.add_exception_handler(PgworkdError, _known)
     api.add_exception_handler(HTTPException.__mro__[1], _known)
     api.add_exception_handler(RequestValidationError, _invalid)

@@ -120,6 +120,17 @@ async def test_a_revoked_token_ends_the_stream(dsn: str, monkeypatch: pytest.Mon
             assert (await stream).status_code == 200
 
 
+async def test_a_gateway_that_stops_ends_its_streams(dsn: str) -> None:
+    async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
+        gateway: Gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        stream = tasks.create_task(call("GET", "/v1/events?of=queues"))
+        await until(lambda: gateway.waiters == 1)
+        gateway.stop_waiting()
+        async with asyncio.timeout(LIMIT_S):
+            assert (await stream).status_code == 200
+            assert (await call("GET", "/v1/events?of=queues")).text == "", "one that comes later"
+
+
 async def test_many_that_follow_cost_what_one_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "PERIOD_S", 0.01)
     reads, rows = 0, [{"n": 0, "oldest_due_s": 0.0}]

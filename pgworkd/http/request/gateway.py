@@ -74,7 +74,8 @@ class Gateway:
         """What callers follow, by name."""
         self.waiters = 0
         """Requests that wait now."""
-        self._stopping = anyio.Event()
+        self._waits: set[anyio.CancelScope] = set()
+        self._stopping = False
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -141,7 +142,9 @@ class Gateway:
 
     def stop_waiting(self) -> None:
         """Answers all that wait, and those to come, at once: the gateway is about to stop."""
-        self._stopping.set()
+        self._stopping = True
+        for scope in list(self._waits):
+            scope.cancel()
 
     async def waited(self, request: Request, call: Callable[[], Awaitable[None]]) -> bool:
         """Waits until the call returns; False if the caller has gone before, or the gateway stops.
@@ -150,18 +153,22 @@ class Gateway:
         """
         if self.waiters >= self.options.waiters_max:
             raise Problem("too-many-waiters", f"{self.waiters:,} requests wait here already")
+        if self._stopping:
+            return False
         done = False
+        tasks = anyio.create_task_group()
         self.waiters += 1
+        self._waits.add(tasks.cancel_scope)
         try:
-            async with anyio.create_task_group() as tasks:
+            async with tasks:
                 tasks.start_soon(_until_gone, request, tasks.cancel_scope)
-                tasks.start_soon(_until_set, self._stopping, tasks.cancel_scope)
                 await call()
                 done = True
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # of the call
         finally:
+            self._waits.discard(tasks.cancel_scope)
             self.waiters -= 1
         return done
 
@@ -173,11 +180,6 @@ def _first(error: BaseException) -> BaseException:
 async def _until_gone(request: Request, scope: anyio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    scope.cancel()
-
-
-async def _until_set(event: anyio.Event, scope: anyio.CancelScope) -> None:
-    await event.wait()
     scope.cancel()
 
 

@@ -34,8 +34,8 @@ from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, E
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.payload import clean_text
 
-router = APIRouter(tags=["workers"], route_class=Route)
-bulk_router = APIRouter(tags=["workers"], route_class=BulkRoute)
+router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
+bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
 Text = Annotated[str, Path(max_length=ASSIGNMENT_CHARS_MAX, description="`assignment` of the claim, unchanged")]
 STALE = documented(*BODY, "stale-assignment")
 LOCKED_MANY_S = 0.5

@@ -29,7 +29,7 @@ from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import PathId, needed_any
 from pgworkd.words.json_text import JsonText
 
-router = APIRouter(tags=["batches"], route_class=BulkRoute)
+router = APIRouter(prefix="/v1", tags=["batches"], route_class=BulkRoute)
 PAGE = 500
 
 

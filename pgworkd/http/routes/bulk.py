@@ -21,8 +21,8 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem, pointer
 from pgworkd.words.validation import counted
 
-router = APIRouter(tags=["jobs"], route_class=BulkRoute)
-stream_router = APIRouter(tags=["jobs"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
+stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 _DOCUMENTED = documented(*BODY, "duplicate-key", "unknown-dependency")
 LINES_MAX = 1_000_000
 LINE_BYTES_MAX = 2 * 1024 * 1024

@@ -23,7 +23,7 @@ from pgworkd.http.routes import fleet, queues
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.words.access import Access
 
-router = APIRouter(tags=["operators"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 CHECK_S = 5.0
 """So often a stream asks whether its caller may still read."""
 DEAD_SINCE_S = 86_400.0
@@ -105,15 +105,22 @@ class _Events(Response):
         self._request, self._names, self._for_s = request, names, for_s
         self._gateway = gateway_of(request)
         self._one_at_a_time = anyio.Lock()
+        self._began = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Starlette's hook."""
         await self._gateway.waited(self._request, partial(self._stream, send))
+        if not self._began:  # the gateway stops
+            await self._begin(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _stream(self, send: Any) -> None:
+    async def _begin(self, send: Any) -> None:
+        self._began = True
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _stream(self, send: Any) -> None:
+        await self._begin(send)
         with anyio.move_on_after(self._for_s):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._until_forbidden, tasks.cancel_scope)

@@ -16,7 +16,7 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.words.access import Access
 
-router = APIRouter(tags=["operators"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 Limit = Annotated[int, Query(ge=1, le=1000)]
 QueueQuery = Annotated[str | None, Query(max_length=200)]
 Group = Annotated[int, Query(ge=1, lt=2**63)]

@@ -19,7 +19,7 @@ from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import PathId, needed_any, visible
 from pgworkd.words.json_text import JsonText
 
-router = APIRouter(tags=["jobs"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 WAIT_S_MAX = 60.0
 FINISHED = ("completed", "dead", "discarded", "cancelled", "expired")
 WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end of the job")]

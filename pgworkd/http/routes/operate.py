@@ -21,7 +21,7 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import needed_any
 
-router = APIRouter(tags=["operators"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 SAMPLE = 10
 Operation = Literal["retry", "cancel", "discard", "undepend"]
 DryRun = Annotated[bool, Query(description="Only count what matches")]

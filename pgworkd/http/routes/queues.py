@@ -17,7 +17,7 @@ from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.settings.queue import EffectiveSetting, effective_settings
 from pgworkd.words.access import Access
 
-router = APIRouter(tags=["queues"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["queues"], route_class=Route)
 DEPTH_MAX = 100_000
 
 

@@ -20,7 +20,7 @@ from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.words.recurrence import Recurrence
 
-router = APIRouter(tags=["schedules"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["schedules"], route_class=Route)
 _MISSING = documented("not-found")
 
 

@@ -14,6 +14,7 @@ from pgworkd.metrics import page
 
 router = APIRouter(tags=["gateway"])
 metered = APIRouter(tags=["gateway"], route_class=Route)
+ROUTERS = (router, metered)
 
 
 @router.get("/healthz", response_class=PlainTextResponse)

@@ -13,7 +13,7 @@ from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 
-router = APIRouter(tags=["tokens"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["tokens"], route_class=Route)
 
 
 @router.get("/tokens", response_model=TokensOut, responses=documented())

@@ -38,7 +38,7 @@ from pgworkd.words.json_text import JsonText
 from pgworkd.words.payload import clean_text
 from pgworkd.words.validation import text
 
-router = APIRouter(tags=["workers"], route_class=Route)
+router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 BEATS_PER_LEASE = 3
 PROGRESS_BYTES_MAX = 2000
 Secret = Annotated[
