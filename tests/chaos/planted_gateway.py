@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python
 
 _WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_options.py"
+_FAULTS = "tests/http/test_worker_faults.py"
 _DAEMON = "tests/http/test_remote_daemon.py"
 _STORIES = "tests/http/test_remote_stories.py"
 
@@ -14,7 +15,7 @@ BUGS = (
         "remote/pool",
         "        if waiter.is_gone:\n            self._release([each.held for each in given])\n        elif given:",
         "        if given:",
-        tests=_WORKERS,
+        tests=_FAULTS,
     ),
     python(
         "an assignment is taken without its MAC",
@@ -49,7 +50,7 @@ BUGS = (
         "remote/watch",
         "            and (job_id, attempt) not in first\n",
         "",
-        tests=_WORKERS,
+        tests=_FAULTS,
     ),
     python(
         "a worker gets more than its free slots",
@@ -77,7 +78,7 @@ BUGS = (
         "remote/settles",
         "            elif len(items) > 1 and isinstance(error, DatabaseBusy | DatabaseError):",
         "            elif False:",
-        tests=_WORKERS,
+        tests=_FAULTS,
     ),
     python(
         "the max_attempts of the first worker hold for all",

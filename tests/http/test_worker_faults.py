@@ -1,0 +1,92 @@
+"""Remote workers whose calls are cut off at the wrong moment, and settles that spoil a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeAlias
+
+import anyio
+import asyncpg
+import pytest
+
+from pgworkd.database.remote_store import RemoteStore
+from tests.http.test_workers import insert, status
+from tests.kits.daemon import until
+from tests.kits.gateway import calling
+from tests.kits.workers import registered
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+HELD_BACK = """
+    CREATE FUNCTION hold_back() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.status = 'running' THEN PERFORM pg_advisory_xact_lock_shared(7); END IF;
+        RETURN NEW; END $$;
+    CREATE TRIGGER hold_back BEFORE UPDATE ON pgworkd.jobs FOR EACH ROW EXECUTE FUNCTION hold_back()"""
+"""Claims wait for whoever has the advisory lock 7."""
+WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+
+
+async def test_what_a_claim_finds_for_somebody_who_has_gone_is_given_back(dsn: str, db: Db) -> None:
+    (job_id,) = await insert(db)
+    await db.execute(HELD_BACK)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        await db.execute("SELECT pg_advisory_lock(7)")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.claim, 1, 30)
+            await until(lambda: db.fetchval(WAITS))
+            tasks.cancel_scope.cancel()
+        await db.execute("SELECT pg_advisory_unlock(7)")
+        await until(lambda: db.fetchval("SELECT attempts = 1 FROM pgworkd.jobs WHERE id = $1", job_id))
+        other = await registered(call)
+        (got,) = await other.claim(wait_s=10)
+        assert (got["job"]["id"], got["job"]["attempt"], got["job"]["failures"]) == (str(job_id), 2, 0)
+
+
+async def test_what_is_missing_in_one_list_stays(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgworkd.remote.watch.PERIOD_S", 0.1)
+    monkeypatch.setattr("pgworkd.remote.watch.MARGIN_S", 0.0)
+    looks, look = 0, RemoteStore.attempts_of
+
+    async def counted(self: RemoteStore, *arguments: Any) -> Any:
+        nonlocal looks
+        found = await look(self, *arguments)
+        looks += 1
+        return found
+
+    monkeypatch.setattr(RemoteStore, "attempts_of", counted)
+    await insert(db, 2)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        one, other = await worker.claim(most=2)
+        await worker.beat(one, other)
+        await worker.beat(one)
+        before = looks
+        await until(lambda: looks >= before + 3)
+        assert await status(db, other["job"]["id"]) == "running"
+        assert (await worker.beat(one, other))["gone"] == []
+
+
+@pytest.mark.parametrize("outcome", ["complete", "fail"])
+async def test_one_settle_that_cannot_be_stored_harms_no_other(dsn: str, db: Db, outcome: str) -> None:
+    bad, *_ = await insert(db, 10)
+    await db.execute(
+        f"""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF OLD.id = '{bad}' AND NEW.status <> 'running' THEN
+                RAISE EXCEPTION 'not this one' USING ERRCODE = '23514'; END IF;
+            RETURN NEW; END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON pgworkd.jobs FOR EACH ROW EXECUTE FUNCTION refuse();
+        CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF OLD.id = '{bad}' THEN RAISE EXCEPTION 'not this one' USING ERRCODE = '23514'; END IF;
+            RETURN OLD; END $$;
+        CREATE TRIGGER keep BEFORE DELETE ON pgworkd.jobs FOR EACH ROW EXECUTE FUNCTION keep()"""
+    )
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        got = await worker.claim(most=10)
+        sent = [{"assignment": each["assignment"], "outcome": outcome} for each in got]
+        async with asyncio.timeout(20):
+            answer = (await call.ok("POST", "/v1/settlements", {"settlements": sent}))["settlements"]
+        wrong = [each["job"]["id"] for each, told in zip(got, answer, strict=True) if told["problem"] is not None]
+        assert wrong == [str(bad)]
+        expected = "completed" if outcome == "complete" else "failed"
+        assert {told["status"] for told in answer if told["problem"] is None} == {expected}
