@@ -20,9 +20,10 @@ from importlib.metadata import version
 from typing import Any
 
 import structlog
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import PgworkdError
@@ -105,22 +106,39 @@ def _api(gateway: Gateway) -> FastAPI:
     api.add_exception_handler(PgworkdError, _known)
     api.add_exception_handler(HTTPException.__mro__[1], _known)
     api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(ClientDisconnect, _gone)
     api.add_exception_handler(Exception, _unknown)
     return api
 
 
-async def _known(request: Request, error: Exception) -> JSONResponse:
-    return problem_answer(problems.of(error), request.scope.get("root_path", ""))
+async def _known(request: Request, error: Exception) -> Response:
+    problem = problems.of(error)
+    if problem.slug == "method-not-allowed":
+        problem.headers = {"Allow": ", ".join(sorted(_methods(request)))}
+    return problem_answer(problem, request.scope.get("root_path", ""))
 
 
-async def _unknown(request: Request, error: Exception) -> JSONResponse:
+def _methods(request: Request) -> set[str]:
+    """Those that the path has."""
+    routes = [route for route in request.app.router.routes if isinstance(route, Route)]
+    return {
+        method for route in routes if route.matches(request.scope)[0] != Match.NONE for method in route.methods or ()
+    }
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    """Nobody will read this."""
+    return Response(status_code=400)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
     request_id = request.scope.get("pgworkd.request_id", "")
     structlog.get_logger("pgworkd").error("http.failed", request_id=request_id, exc_info=error)
     problem = Problem("internal", f"see the log of the gateway for request {request_id}")
     return problem_answer(problem, request.scope.get("root_path", ""))
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
+async def _invalid(request: Request, error: Exception) -> Response:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if found and found[0]["loc"] == ("body",) and isinstance(found[0].get("input"), bytes):
         return problem_answer(Problem("not-json-type"), request.scope.get("root_path", ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check (repeatable)")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="the worker, after --")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does: the workers are ended
     failed = asyncio.run(play(given.command, given.only))
     count = len(given.only) or len(CHECKS)
     print(f"{count - failed} of {count} checks passed")

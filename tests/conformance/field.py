@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -160,7 +161,9 @@ class Field:
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
         log = self.directory / "log"
-        return log.read_text(errors="replace")[-1500:] if log.exists() else ""
+        said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        return said
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator
@@ -162,6 +163,22 @@ async def test_a_revoked_token_is_refused_within_seconds(dsn: str, monkeypatch: 
         until = time.monotonic() + 10
         while (await other("GET", "/v1/queues")).status_code != 401:
             assert time.monotonic() < until
+
+
+async def test_a_token_is_looked_up_once_for_all_who_call_at_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = 0
+    look_up = checks.Tokens._look_up
+
+    async def counted(self: checks.Tokens, token_id: str) -> Any:
+        nonlocal looked_up
+        looked_up += 1
+        return await look_up(self, token_id)
+
+    monkeypatch.setattr(checks.Tokens, "_look_up", counted)
+    async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
+        for _ in range(50):
+            tasks.create_task(call.ok("GET", "/v1/queues/q/depth"))
+    assert looked_up == 1
 
 
 async def test_an_expired_token_is_refused(dsn: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import asyncpg
 import pytest
 
 from pgworkd.http.request.bounds import HEADER_BYTES_MAX, SLASH
+from tests.kits.daemon import insert
 from tests.kits.gateway import calling
 
 
@@ -99,6 +101,41 @@ async def test_unknown_methods_and_paths_are_problems(dsn: str) -> None:
         assert (code, slug) == (405, "method-not-allowed")
         assert (await call.problem("BREW", "/v1/queues"))[0] == 405
         assert (await call.problem("GET", "/v1/problems/nope"))[:2] == (404, "not-found")
+
+
+async def test_a_method_that_a_path_has_not_is_answered_with_those_that_it_has(dsn: str) -> None:
+    async with calling(dsn, workers=True) as call:
+        for method, path, allowed in (
+            ("PUT", "/v1/jobs", "GET, POST"),
+            ("DELETE", "/v1/queues/q", "GET, PATCH"),
+            ("POST", "/healthz", "GET"),
+        ):
+            assert (await call(method, path)).headers["allow"] == allowed
+
+
+async def test_a_parameter_that_a_route_has_not_is_refused_and_nothing_done(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    await insert(db, "q")
+    async with calling(dsn) as call:
+        all_of_it = {"queue": "q", "status": "pending"}
+        for query, hint in (("dryrun=true", "did you mean dry_run?"), ("x=1&dry_run=true", "there are dry_run")):
+            code, slug, found = await call.problem("POST", f"/v1/jobs/cancel?{query}", all_of_it)
+            assert (code, slug) == (422, "invalid")
+            assert hint in found["errors"][0]["detail"]
+        assert (await call.problem("GET", "/v1/queues?queue=q"))[0] == 422
+        assert (await call.ok("POST", "/v1/jobs/cancel?dry_run=true", all_of_it))["matches"] == 1
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 1
+
+
+async def test_text_that_has_no_utf8_is_told_as_it_came(dsn: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    body = b'{"queue": "q", "status": "\\ud800"}'
+    async with calling(dsn) as call:
+        for operation in ("cancel", "retry", "discard"):
+            answer = await call("POST", f"/v1/jobs/{operation}", content=body, headers=headers)
+            assert answer.status_code == 422, answer.text
+            assert "\\ud800" in answer.text
 
 
 async def test_each_problem_has_its_page(dsn: str) -> None:

@@ -171,6 +171,24 @@ async def test_many_that_follow_cost_what_one_costs(monkeypatch: pytest.MonkeyPa
         reader.cancel()
 
 
+async def test_who_comes_while_a_reader_pauses_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed, "PERIOD_S", 60.0)
+    monkeypatch.setattr(followed, "PAUSE_MAX_S", 60.0)
+
+    async def read_it() -> list[dict[str, Any]]:
+        return [{"n": 1}]
+
+    one = Followed(read_it)
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(one.run())
+        for _ in range(3):  # each the only one, after the one before has left
+            stream = one.follow()
+            async with asyncio.timeout(LIMIT_S):
+                assert await anext(stream) == [{"n": 1}]
+            await stream.aclose()
+        reader.cancel()
+
+
 async def test_a_slow_read_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "PERIOD_S", 0.0)
     began: list[float] = []

@@ -170,6 +170,18 @@ async def test_a_waiting_job_is_edited_if_it_is_as_it_was_read(dsn: str) -> None
         assert (await call.problem("PATCH", path, {"priority": 7}))[:2] == (409, "not-waiting")
 
 
+async def test_a_tag_tells_nothing_of_a_payload_that_its_reader_may_not_see(dsn: str) -> None:
+    async with calling(dsn) as call:
+        path = f"/v1/jobs/{(await call.ok('POST', '/v1/jobs', {'queue': 'q', 'payload': {'pin': 1}}))['id']}"
+        reader = also(call, await token(dsn, {"read": None}))
+        seen, known = set(), set()
+        for pin in (1, 2):
+            await call.ok("PATCH", path, {"payload": {"pin": pin}}, headers={"If-Match": "*"})
+            seen.add((await reader("GET", path)).headers["etag"])
+            known.add((await call("GET", path)).headers["etag"])
+        assert (len(seen), len(known)) == (1, 2)
+
+
 async def test_a_cancelled_job_is_played_again_with_its_payload(dsn: str) -> None:
     async with calling(dsn) as call:
         job = {"queue": "q", "kind": "k", "payload": {"n": 1}, "priority": 3, "meta": {"a": 1}}

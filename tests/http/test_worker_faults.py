@@ -66,6 +66,25 @@ async def test_what_is_missing_in_one_list_stays(dsn: str, db: Db, monkeypatch: 
         assert (await worker.beat(one, other))["gone"] == []
 
 
+@pytest.mark.parametrize("result", ['"' + "x" * 2**20 + '"', "[" * 65 + "]" * 65, "[" * 500 + "]" * 500])
+async def test_a_result_beyond_the_limits_is_refused_and_can_be_failed(dsn: str, db: Db, result: str) -> None:
+    await insert(db, 2)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        one, other = await worker.claim(most=2)
+        headers = {"Content-Type": "application/json"}
+        path = f"/v1/assignments/{one['assignment']}/complete"
+        answer = await call("POST", path, content=f'{{"result":{result}}}', headers=headers)
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/result")
+        settles = ",".join(
+            f'{{"assignment":"{each["assignment"]}","outcome":"complete","result":{text}}}'
+            for each, text in ((one, result), (other, "[" * 64 + "]" * 64))
+        )
+        many = await call("POST", "/v1/settlements", content=f'{{"settlements":[{settles}]}}', headers=headers)
+        assert [each["status"] for each in many.json()["settlements"]] == [None, "completed"]
+        assert (await worker.settle(one, "fail", type="E", message="too large"))["status"] == "failed"
+
+
 @pytest.mark.parametrize("outcome", ["complete", "fail"])
 async def test_one_settle_that_cannot_be_stored_harms_no_other(dsn: str, db: Db, outcome: str) -> None:
     bad, *_ = await insert(db, 10)

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+import anyio
 from fastapi import Request
 
 from pgworkd.admin.admin import Admin
@@ -67,6 +68,7 @@ class Tokens:
     def __init__(self, database: RequestPool) -> None:
         self._database = database
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
+        self._asked: dict[str, anyio.Event] = {}  # tokens that are being looked up: once for all who wait
         self._failures = Rate(FAILURES_PER_S, FAILURES_MAX, ADDRESSES_MAX)
 
     async def __call__(self, request: Request) -> Access:
@@ -99,9 +101,21 @@ class Tokens:
         return known is not None and hmac.compare_digest(token.sha256, known.sha256)
 
     async def _known(self, token_id: str) -> Known | None:
+        while True:
+            if (checked := self._checked.get(token_id)) is not None and checked.until > time.monotonic():
+                return checked.known
+            if (asked := self._asked.get(token_id)) is None:
+                break
+            await asked.wait()
+        asked = self._asked[token_id] = anyio.Event()
+        try:
+            return await self._look_up(token_id)
+        finally:
+            del self._asked[token_id]
+            asked.set()
+
+    async def _look_up(self, token_id: str) -> Known | None:
         now = time.monotonic()
-        if (checked := self._checked.get(token_id)) is not None and checked.until > now:
-            return checked.known
         async with self._database.session() as connection:
             known = await Admin(connection).tokens.known(token_id)
         self._checked[token_id] = _Checked(known, now + CHECKED_S)

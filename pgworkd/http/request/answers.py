@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from pgworkd.http.models.jobs import ProblemOut
 from pgworkd.http.request.problems import CONTENT_TYPE, PROBLEMS, Problem
@@ -23,7 +22,7 @@ class Json(Response):
 
     def render(self, content: Any) -> bytes:
         """Starlette's hook."""
-        return to_json(content).encode()
+        return as_bytes(to_json(content))
 
 
 def to_json(value: Any) -> str:
@@ -48,9 +47,14 @@ def _plain(value: object) -> str:
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
 
 
-def problem_answer(problem: Problem, prefix: str = "") -> JSONResponse:
+def as_bytes(text: str) -> bytes:
+    """JSON as UTF-8; a lone surrogate, which has no UTF-8, becomes its escape."""
+    return text.encode(errors="backslashreplace")
+
+
+def problem_answer(problem: Problem, prefix: str = "") -> Response:
     """The answer that says what is wrong."""
-    return JSONResponse(problem.body(prefix), problem.status_code, problem.headers, CONTENT_TYPE)
+    return Json(problem.body(prefix), problem.status_code, problem.headers, CONTENT_TYPE)
 
 
 def documented(*slugs: str) -> dict[int | str, dict[str, Any]]:

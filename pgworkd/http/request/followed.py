@@ -14,6 +14,8 @@ SHARE = 20
 """A list is read for one part in so many of the time at most, however slow the database is."""
 AGES = frozenset({"oldest_due_s", "sample_age_s", "heartbeat_age_s", "lease_left_s"})
 """Members that differ from second to second: they are no news by themselves."""
+PAUSE_MAX_S = 5.0
+"""... but for this long at most there is no other."""
 REPEAT_S = 15.0
 """A list without news is told again after this time, so that ages are known and proxies see life."""
 
@@ -42,15 +44,15 @@ class Followed:
             except PgworkdError as found:
                 rows, error = None, found
             took_s = anyio.current_time() - began_s
-            if not self._followers:
-                self._rest()
-                continue
             is_news = (error is None) != (self._error is None) or _plain(rows) != _plain(self._rows)
             self._rows, self._error = rows, error
             if is_news:
                 news, self._news = self._news, anyio.Event()
                 news.set()
-            await anyio.sleep(max(PERIOD_S, SHARE * took_s))
+            await anyio.sleep(max(PERIOD_S, min(PAUSE_MAX_S, SHARE * took_s)))
+            if not self._followers:
+                self._wanted = anyio.Event()
+                self._rows, self._error = None, None
 
     async def follow(self) -> AsyncGenerator[list[Row] | PgworkdError, None]:
         """The rows now, and again whenever they have changed, or after REPEAT_S; or why they cannot be read.
@@ -69,12 +71,6 @@ class Followed:
                     await news.wait()
         finally:
             self._followers -= 1
-            if not self._followers:
-                self._rest()
-
-    def _rest(self) -> None:
-        self._wanted = anyio.Event()
-        self._rows, self._error = None, None
 
 
 def _plain(rows: list[Row] | None) -> list[Row] | None:

@@ -32,7 +32,7 @@ from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote.settles import LOCKED_S, Answer, Settled
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
 from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.payload import clean_text
+from pgworkd.words.payload import check_result, clean_text
 
 router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
@@ -105,6 +105,8 @@ async def _one(request: Request, each: SettlementIn) -> Answer:
 
 
 async def _complete(request: Request, assignment: str, body: CompleteIn, patience_s: float = LOCKED_S) -> Answer:
+    if body.result is not None:
+        check_result(body.result)
     if not body.enqueue:
         return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result), patience_s)
     needed_any(request, "work")

@@ -17,6 +17,7 @@ from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.routes.visible import PathId, needed_any, visible
+from pgworkd.words.access import Access
 from pgworkd.words.json_text import JsonText
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
@@ -89,7 +90,7 @@ async def get_job(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Respon
     if access.allows("payload", job.queue):
         texts = {name: getattr(job, name) for name in _TEXTS}
         shown |= {name: None if text is None else JsonText(text) for name, text in texts.items()}
-    return Json(shown, headers={"ETag": _etag(job)})
+    return Json(shown, headers={"ETag": _etag(access, job)})
 
 
 @router.get(
@@ -126,13 +127,13 @@ async def edit_job(request: Request, job_id: PathId, edit: Edit, if_match: IfMat
     async with gateway.admin_transaction(access.name) as admin:
         await admin.jobs.hold(job_id)
         job = await visible(request, admin, job_id, "operate")
-        if if_match is not None and if_match not in ("*", _etag(job)):
+        if if_match is not None and if_match not in ("*", _etag(access, job)):
             raise Problem("changed", f"job {job_id} has another ETag now")
         changed = await admin.jobs.edit(
             job_id, edit.payload, run_at=edit.run_at, delay_s=edit.delay_s, priority=edit.priority
         )
         job = await visible(request, admin, job_id, "operate")
-    return Json({"id": job_id, "changed": changed}, headers={"ETag": _etag(job)})
+    return Json({"id": job_id, "changed": changed}, headers={"ETag": _etag(access, job)})
 
 
 @router.delete(
@@ -198,6 +199,9 @@ async def _ends(request: Request, gateway: Gateway, job: Job, wait_s: float) -> 
     return await gateway.waited(request, end) and ended
 
 
-def _etag(job: Job) -> str:
-    facts = (job.status, job.attempts, job.failures, job.priority, job.run_at, job.payload, job.meta)
+def _etag(access: Access, job: Job) -> str:
+    """A digest of what the caller may see: of a payload that it may not, it would tell which one it is."""
+    facts: tuple[object, ...] = (job.status, job.attempts, job.failures, job.priority, job.run_at)
+    if access.allows("payload", job.queue):
+        facts += (job.payload, job.meta)
     return f'"{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}"'
