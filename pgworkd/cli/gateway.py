@@ -73,6 +73,7 @@ def serve(
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     import anyio
 
+    from pgworkd.cli.serve import spare_collector
     from pgworkd.metrics.server import listen as bound
     from pgworkd.words import log
     from pgworkd.words.address import parse_address
@@ -82,6 +83,7 @@ def serve(
         _check_open(settings, listener)
         app = _application(settings, listener, requests=debug_http, bodies=debug_bodies)
         log.configure(settings.log_level, settings.log_format)
+        spare_collector()
         stop_signals.hold()
         code = anyio.run(
             _serve,

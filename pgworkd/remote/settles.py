@@ -92,12 +92,20 @@ class Settles:
 
         Raises LeaseLost: it runs no more, and was not settled so; or the database's errors.
         """
+        return await self.begin(held, outcome, patience_s)()
+
+    def begin(self, held: Held, outcome: Outcome, patience_s: float = LOCKED_S) -> Callable[[], Awaitable[Answer]]:
+        """The same for many at once, without a task for each: what it returns waits for the answer."""
         item = _Item(held, outcome, patience_s=patience_s)
         self._put(item)
-        await item.answered.wait()
-        if item.error is not None:
-            raise item.error
-        return Answer(item.settled or Settled.NOW, item.status)
+
+        async def answer() -> Answer:
+            await item.answered.wait()
+            if item.error is not None:
+                raise item.error
+            return Answer(item.settled or Settled.NOW, item.status)
+
+        return answer
 
     def settled(self, held: Held, outcome: Outcome, status: str) -> None:
         """An attempt has been settled in a transaction of somebody else's."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from pgworkd.errors import InvalidPayload
+
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 
 
 class JsonText(str):
@@ -22,3 +26,16 @@ class JsonText(str):
             raise InvalidPayload(what + error.path.removeprefix("payload"), error.reason) from None
         encode(value, what)
         return str(self)
+
+    def check_bounds(self, what: str) -> None:
+        """Raises InvalidPayload, whose path is `what`, for text that is too large or too deep to be stored."""
+        from pgworkd.words.payload import BYTES_MAX, DEPTH_MAX
+
+        if len(self) > BYTES_MAX // 4 and len(self.encode(errors="surrogatepass")) > BYTES_MAX:
+            raise InvalidPayload(what, f"takes more than the {BYTES_MAX:,} bytes that are allowed")
+        depth = deepest = 0
+        for bracket in _BRACKET.findall(self) if self.count("[") + self.count("{") > DEPTH_MAX else ():
+            depth += 1 if bracket in "[{" else -1 if bracket in "]}" else 0
+            deepest = max(deepest, depth)
+        if deepest > DEPTH_MAX:
+            raise InvalidPayload(what, f"has {deepest:,} levels, {DEPTH_MAX} are allowed")

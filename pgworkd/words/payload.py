@@ -34,7 +34,6 @@ PATH_SHOWN_MAX = 200
 _EXPONENTS_FROM = PRINTED_BYTES_MAX // 64
 """Up to this size, numbers cannot exceed the limit when printed: 1e+308 grows by a factor of 45."""
 _EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|[0-9]e[+-]([0-9]{2,3})')
-_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _REMEDIES = {
     **dict.fromkeys(("bytes", "bytearray"), "encode it as text, for example base64"),
@@ -53,18 +52,6 @@ def encode_result(value: object) -> str:
     `encode`: raises InvalidPayload for NaN, NUL, a type unknown to pydantic, and values too large or too deep.
     """
     return encode(value, "result", object_only=False, convert=True)
-
-
-def check_result(text: str) -> None:
-    """Raises InvalidPayload for a result, as JSON text, that is too large or too deep. Numbers keep their digits."""
-    if len(text) > BYTES_MAX // 4 and (size := len(text.encode(errors="surrogatepass"))) > BYTES_MAX:
-        raise _too_large("result", f"takes {size:,} bytes")
-    depth = deepest = 0
-    for bracket in _BRACKET.findall(text) if text.count("[") + text.count("{") > DEPTH_MAX else ():
-        depth += 1 if bracket in "[{" else -1 if bracket in "]}" else 0
-        deepest = max(deepest, depth)
-    if deepest > DEPTH_MAX:
-        raise InvalidPayload("result", f"has {deepest:,} levels, {DEPTH_MAX} are allowed")
 
 
 def encode(value: object, what: str = "payload", *, object_only: bool = True, convert: bool = False) -> str:

@@ -56,7 +56,15 @@ def _nobody() -> list[Probe]:
         ("the list of tokens", "/v1/tokens", {}),
     ]
     found = [
-        Probe(name, None, "GET", path, headers=headers, filtered=path == "/healthz", control=path != "/healthz")
+        Probe(
+            name,
+            None,
+            "GET",
+            path,
+            headers=headers,
+            filtered=path == "/healthz",
+            control="?" not in path and path != "/healthz",
+        )
         for name, path, headers in tries
     ]
     found += [

@@ -80,7 +80,7 @@ def _check_query(request: Request, known: set[str]) -> None:
     if unknown:
         name = unknown[0][:100]
         found = closest(name, known)
-        hint = f"did you mean {found}?" if found else f"there are {', '.join(sorted(known))}" if known else "remove it"
+        hint = f"did you mean {found}?" if found else f"it takes {', '.join(sorted(known))}" if known else "remove it"
         raise Problem(
             "invalid", errors=[{"in": f"query/{name}", "detail": f"this route has no such parameter: {hint}"}]
         )
@@ -99,7 +99,7 @@ class Route(APIRoute):
         async def handler(request: Request) -> Any:
             ours = self.request_class(request.scope, request.receive)
             ours.state.access = await gateway_of(ours).access(ours)
-            if ours.url.query:
+            if ours.scope["query_string"]:
                 _check_query(ours, known)
             return await handle(ours)
 

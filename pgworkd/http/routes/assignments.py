@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
-import anyio
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.client import enqueue_many
@@ -29,10 +30,10 @@ from pgworkd.http.request.answers import BODY, Json, documented
 from pgworkd.http.request.bodies import BulkRoute, Route
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.routes.visible import needed_any
-from pgworkd.remote.settles import LOCKED_S, Answer, Settled
+from pgworkd.remote.settles import Answer, Settled
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
 from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.payload import check_result, clean_text
+from pgworkd.words.payload import clean_text
 
 router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
@@ -78,37 +79,50 @@ async def extend(request: Request, assignment: Text, body: ExtendIn) -> Response
 async def settle_many(request: Request, body: SettlementsIn) -> Response:
     """Up to 1,000 settles, each for itself: a bad one does not harm the others."""
     needed_any(request, "work")
-    found: list[dict[str, Any]] = [{} for _ in body.settlements]
     prefix = request.scope.get("root_path", "")
+    answers: list[dict[str, Any]] = [
+        {"assignment": each.assignment, "status": None, "repeated": False, "problem": None} for each in body.settlements
+    ]
 
-    async def one(place: int, each: SettlementIn) -> None:
-        answer: dict[str, Any] = {"status": None, "repeated": False, "problem": None}
+    async def note(answer: dict[str, Any], call: Callable[[], Awaitable[Any]]) -> Any:
+        """What the call returns; None, and its problem in the answer, if it fails."""
         try:
-            answer |= _shown(await _one(request, each))
+            return await call()
         except PgworkdError as error:
             answer["problem"] = problems.of(error).body(prefix)
         except problems.Problem as problem:
             answer["problem"] = problem.body(prefix)
-        found[place] = {"assignment": each.assignment, **answer}
 
-    async with anyio.create_task_group() as tasks:
-        for place, each in enumerate(body.settlements):
-            tasks.start_soon(one, place, each)
-    return Json({"settlements": found})
+    under_way = [
+        (answer, await note(answer, partial(_begin, request, each)))
+        for answer, each in zip(answers, body.settlements, strict=True)
+    ]
+    for answer, waits in under_way:
+        if waits is not None and (found := await note(answer, waits)) is not None:
+            answer.update(_shown(found))
+    return Json({"settlements": answers})
 
 
-async def _one(request: Request, each: SettlementIn) -> Answer:
+async def _begin(request: Request, each: SettlementIn) -> Callable[[], Awaitable[Answer]]:
+    """Begins a settle; what it returns waits for the answer."""
+    if each.outcome == "complete" and each.enqueue:
+        return partial(_complete, request, each.assignment, each)
+    remote = gateway_of(request).remote
+    held = await remote.workers.held(each.assignment)
     if each.outcome == "complete":
-        return await _complete(request, each.assignment, each, LOCKED_MANY_S)
-    outcome = await _failure(request, each.assignment, each) if each.outcome == "fail" else _released(each)
-    return await _settle(request, each.assignment, outcome, LOCKED_MANY_S)
+        if each.result is not None:
+            each.result.check_bounds("result")
+        outcome = Outcome(Ending.COMPLETED, result=each.result)
+    else:
+        outcome = await _failure(request, each.assignment, each) if each.outcome == "fail" else _released(each)
+    return remote.settles.begin(held, outcome, LOCKED_MANY_S)
 
 
-async def _complete(request: Request, assignment: str, body: CompleteIn, patience_s: float = LOCKED_S) -> Answer:
+async def _complete(request: Request, assignment: str, body: CompleteIn) -> Answer:
     if body.result is not None:
-        check_result(body.result)
+        body.result.check_bounds("result")
     if not body.enqueue:
-        return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result), patience_s)
+        return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result))
     needed_any(request, "work")
     for each in body.enqueue:
         need(request, "enqueue", each.queue)
@@ -130,10 +144,10 @@ async def _repeated(gateway: Gateway, held: Held) -> Answer:
     return await gateway.remote.settles.settle(held, Outcome(Ending.COMPLETED))
 
 
-async def _settle(request: Request, assignment: str, outcome: Outcome, patience_s: float = LOCKED_S) -> Answer:
+async def _settle(request: Request, assignment: str, outcome: Outcome) -> Answer:
     needed_any(request, "work")
     remote = gateway_of(request).remote
-    return await remote.settles.settle(await remote.workers.held(assignment), outcome, patience_s)
+    return await remote.settles.settle(await remote.workers.held(assignment), outcome)
 
 
 async def _failure(request: Request, assignment: str, body: FailIn) -> Outcome:

@@ -24,7 +24,7 @@ from pgworkd.http.models.workers import (
     WorkerMade,
 )
 from pgworkd.http.request.access import need
-from pgworkd.http.request.answers import BODY, Json, documented
+from pgworkd.http.request.answers import BODY, Json, documented, plain_json
 from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
@@ -198,27 +198,25 @@ async def _worker(gateway: Gateway, worker_id: int, secret: str) -> RemoteWorker
     return await gateway.remote.workers.authenticated(worker_id, secret)
 
 
-def _shown(assigned: Assigned) -> dict[str, Any]:
+def _shown(assigned: Assigned) -> JsonText:
+    """An assignment of an answer, its plain members encoded at once: there may be a hundred of them."""
     job = assigned.claimed
-    return {
-        "assignment": assigned.assignment,
-        "job": {
-            "id": job.id,
-            "queue": assigned.queue,
-            "kind": job.kind,
-            "payload": JsonText(job.payload or "{}"),
-            "meta": None if job.meta is None else JsonText(job.meta),
-            "attempt": job.attempt,
-            "failures": job.failures,
-            "max_attempts": job.max_attempts,
-            "priority": job.priority,
-            "run_at": _instant(job.run_at),
-            "created_at": _instant(job.created_at),
-            "schedule": job.schedule,
-            "occurrence": None if job.occurrence is None else _instant(job.occurrence),
-        },
-        "deadline_s": job.timeout_s,
+    plain = {
+        "id": job.id,
+        "queue": assigned.queue,
+        "kind": job.kind,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "max_attempts": job.max_attempts,
+        "priority": job.priority,
+        "run_at": _instant(job.run_at),
+        "created_at": _instant(job.created_at),
+        "schedule": job.schedule,
+        "occurrence": None if job.occurrence is None else _instant(job.occurrence),
     }
+    text = f'{plain_json(plain)[:-1]},"payload":{job.payload or "{}"},"meta":{job.meta or "null"}}}'
+    deadline_s = "null" if job.timeout_s is None else repr(float(job.timeout_s))
+    return JsonText(f'{{"assignment":"{assigned.assignment}","job":{text},"deadline_s":{deadline_s}}}')
 
 
 def _instant(at: float) -> datetime:
