@@ -109,3 +109,18 @@ async def test_one_settle_that_cannot_be_stored_harms_no_other(dsn: str, db: Db,
         assert wrong == [str(bad)]
         expected = "completed" if outcome == "complete" else "failed"
         assert {told["status"] for told in answer if told["problem"] is None} == {expected}
+
+
+async def test_a_locked_job_holds_up_no_other_that_is_settled_with_new_jobs(dsn: str, db: Db) -> None:
+    locked, *_ = await insert(db, 4)
+    async with calling(dsn, workers=True) as call, asyncio.TaskGroup() as tasks:
+        worker = await registered(call)
+        got = sorted(await worker.claim(most=4), key=lambda each: each["job"]["id"] != str(locked))
+        new = [{"queue": "next"}]
+        sent = [{"assignment": each["assignment"], "outcome": "complete", "enqueue": new} for each in got]
+        async with db.transaction():
+            await db.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", locked)
+            asked = tasks.create_task(call.ok("POST", "/v1/settlements", {"settlements": sent}))
+            await until(lambda: db.fetchval("SELECT count(*) = 3 FROM pgworkd.jobs WHERE queue = 'next'"), limit_s=4)
+        answers = (await asked)["settlements"]
+        assert {each["status"] for each in answers[1:]} == {"completed"}

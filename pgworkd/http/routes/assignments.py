@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.client import enqueue_many
@@ -93,20 +94,24 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
         except problems.Problem as problem:
             answer["problem"] = problem.body(prefix)
 
-    under_way = [
-        (answer, await note(answer, partial(_begin, request, each)))
-        for answer, each in zip(answers, body.settlements, strict=True)
-    ]
-    for answer, waits in under_way:
-        if waits is not None and (found := await note(answer, waits)) is not None:
+    async def settle(answer: dict[str, Any], call: Callable[[], Awaitable[Answer]]) -> None:
+        if (found := await note(answer, call)) is not None:
             answer.update(_shown(found))
+
+    begun = []
+    async with anyio.create_task_group() as tasks:
+        for answer, each in zip(answers, body.settlements, strict=True):
+            if each.outcome == "complete" and each.enqueue:  # a transaction of its own, which may meet a lock
+                tasks.start_soon(settle, answer, partial(_complete, request, each.assignment, each))
+            elif (waits := await note(answer, partial(_begin, request, each))) is not None:
+                begun.append((answer, waits))
+        for answer, waits in begun:
+            await settle(answer, waits)
     return Json({"settlements": answers})
 
 
 async def _begin(request: Request, each: SettlementIn) -> Callable[[], Awaitable[Answer]]:
     """Begins a settle; what it returns waits for the answer."""
-    if each.outcome == "complete" and each.enqueue:
-        return partial(_complete, request, each.assignment, each)
     remote = gateway_of(request).remote
     held = await remote.workers.held(each.assignment)
     if each.outcome == "complete":
