@@ -14,6 +14,7 @@ nor in a process above it (`fleet.parent_guard`): it fires when the *thread* tha
 """
 
 import atexit
+import fcntl
 import os
 import pwd
 import re
@@ -191,9 +192,7 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
     run: dict[str, Any] = {"umask": 0o077, "cwd": "/", "stdin": subprocess.DEVNULL, "start_new_session": True}
     if os.geteuid() == 0:
         try:
-            if _USER not in [each.pw_name for each in pwd.getpwall()]:
-                subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603 # nosec B603 # its path is fixed
-            user = pwd.getpwnam(_USER)
+            user = _system_user()
         except (OSError, KeyError) as error:
             raise EmbeddedUnavailable(f"as root, Postgres needs the system user {_USER}: {error}") from error
         run |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
@@ -213,6 +212,18 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
             shutil.copytree(site / part, copy / part, dirs_exist_ok=True)
         bin_dir = copy / bin_dir.relative_to(site)
     return bin_dir, run
+
+
+def _system_user() -> pwd.struct_passwd:
+    """The user of the server, made if there is none: by one process at a time, as one useradd undoes another's work."""
+    directory = os.open("/etc", os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # until it is closed
+        if _USER not in [each.pw_name for each in pwd.getpwall()]:
+            subprocess.run(["/usr/sbin/useradd", "--system", _USER], check=False)  # noqa: S603 # nosec B603 # its path is fixed
+        return pwd.getpwnam(_USER)
+    finally:
+        os.close(directory)
 
 
 def _open_to_all(path: Path) -> bool:
