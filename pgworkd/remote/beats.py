@@ -130,10 +130,12 @@ class Beats:
                 await anyio.sleep_until(began + PERIOD_S)
 
     async def _send(self, batch: dict[int, list[_Beat]]) -> None:
-        """One statement for the leases, one for what has changed, and one for progress, if there is any."""
+        """One statement for the leases and what has changed, and one for progress, if there is any."""
         states: dict[int, str] = {beats[0].worker.id: beats[-1].report.state for beats in batch.values()}
+        held = dict.fromkeys(each for beats in batch.values() for beat in beats for each in beat.report.held)
+        renewals, news = await self._store.beat(states, list(held))
         asked: dict[int, str | None] = {}
-        for worker_id, outcome, lease_s, requested in await self._store.heartbeats(states):
+        for worker_id, outcome, lease_s, requested in renewals:
             beats = batch[worker_id]
             if outcome == LOST:
                 self._workers.lose(worker_id)
@@ -144,8 +146,6 @@ class Beats:
             else:
                 beats[0].worker.lease_s = lease_s or beats[0].worker.lease_s
                 asked[worker_id] = requested
-        held = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.held]
-        news = await self._store.news(list(asked), list(dict.fromkeys(held)))
         gone = {(job_id, attempt) for _, job_id, attempt in news.gone}
         self._workers.apply(news, asked)
         progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]

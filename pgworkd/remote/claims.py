@@ -106,7 +106,7 @@ class RemoteClaims:
         left = {each.held.job_id: each for each in given}
         try:
             for each in given:
-                why = await self._missed(each.attempt)
+                why = None if each.attempt.claimed.schedule is None else await self._missed(each.attempt)
                 if why is not None:
                     self._settles.expire(each.held, why)
                     del left[each.held.job_id]
@@ -121,8 +121,9 @@ class RemoteClaims:
             if claimed.payload is None or (found and size > ANSWER_BYTES_MAX):
                 self.give_back(worker, [held])
                 continue
-            assignment = Assignment(held.job_id, held.attempt, held.worker_id, held.nonce)
-            found.append(Assigned(assignment.sealed(held.token), claimed, attempt.queue, held))
+            text = Assignment(held.job_id, held.attempt, held.worker_id, held.nonce).sealed(held.token)
+            self._workers.remember(text, held)
+            found.append(Assigned(text, claimed, attempt.queue, held))
             attempt.claimed = claimed._replace(payload="", meta=None)  # not needed here any more
         return found
 

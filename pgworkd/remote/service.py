@@ -7,7 +7,8 @@ its lease is what their rescue depends on; and a site that has no daemon has its
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
@@ -30,7 +31,7 @@ from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.remote.beats import Beats
 from pgworkd.remote.claims import RemoteClaims
 from pgworkd.remote.pool import IDLE_S, RemotePool
-from pgworkd.remote.settles import Settles
+from pgworkd.remote.settles import Ended, Settles
 from pgworkd.remote.watch import Watch
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words import events
@@ -234,13 +235,21 @@ class RemoteService:
 
     # What has ended.
 
-    def _settled(self, attempt: Attempt | None, outcome: Outcome, status: str) -> None:
-        """Counts an attempt that has ended, and wakes whoever may go on."""
-        if attempt is None:  # claimed through another gateway: anything may have been freed
-            self.queues.claim_soon()
-            return
-        attempt.ended = anyio.current_time()
-        self.tallies.ended("released" if status == "pending" else status, [attempt])
+    def _settled(self, ended: Sequence[Ended]) -> None:
+        """Counts attempts that have ended, and wakes whoever may go on."""
+        now = anyio.current_time()
+        counted: defaultdict[str, list[Attempt]] = defaultdict(list)
+        for attempt, outcome, status in ended:
+            if attempt is None:  # claimed through another gateway: anything may have been freed
+                self.queues.claim_soon()
+            else:
+                attempt.ended = now
+                counted["released" if status == "pending" else status].append(attempt)
+                self._wake(attempt, outcome, status)
+        for status, attempts in counted.items():
+            self.tallies.ended(status, attempts)
+
+    def _wake(self, attempt: Attempt, outcome: Outcome, status: str) -> None:
         if attempt.claimed.schedule is not None:
             self._maintenance.schedules_changed()  # its next occurrence is needed now
         pool = self.queues.pools.get(attempt.queue)

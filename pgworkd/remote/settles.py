@@ -7,8 +7,10 @@ locked row is tried again for a while, and holds up no other.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
@@ -51,16 +53,24 @@ class Settled(enum.Enum):
 
 
 class _Item:
-    """One that waits for its answer. `deadline`: on the loop's clock, for locked rows; `own`: nobody waits for it."""
+    """One that waits for its answer. `deadline`: monotonic, for locked rows; `own`: nobody waits for it."""
 
     def __init__(self, held: Held, outcome: Outcome, *, own: bool = False, patience_s: float = 0.0) -> None:
         self.held, self.outcome, self.own = held, outcome, own
-        self.deadline = anyio.current_time() + patience_s
+        self.deadline = time.monotonic() + patience_s
         self.settled: Settled | None = None
         self.status = ""
         self.error: PgworkdError | None = None
-        self.answered = anyio.Event()
+        self.answered = asyncio.Event()
         self.bytes = len(outcome.result or "") + (len(json.dumps(outcome.error)) if outcome.error else 0)
+
+
+class Ended(NamedTuple):
+    """An attempt that was settled. `attempt`: None if it was not claimed here; `status`: the job's new one."""
+
+    attempt: Attempt | None
+    outcome: Outcome
+    status: str
 
 
 class Answer(NamedTuple):
@@ -78,9 +88,9 @@ class Settles:
         store: RemoteStore,
         workers: RemoteWorkers,
         tallies: Tallies,
-        on_settled: Callable[[Attempt | None, Outcome, str], None],
+        on_settled: Callable[[Sequence[Ended]], None],
     ) -> None:
-        """`on_settled` gets each, with the job's new status; the attempt is None if it was not claimed here."""
+        """`on_settled` gets those of each flush."""
         self._store, self._workers, self._tallies, self._on_settled = store, workers, tallies, on_settled
         self._waiting: list[_Item] = []
         self._arrived = anyio.Event()
@@ -109,9 +119,7 @@ class Settles:
 
     def settled(self, held: Held, outcome: Outcome, status: str) -> None:
         """An attempt has been settled in a transaction of somebody else's."""
-        attempt = self._workers.attempt(held)
-        self._workers.ended(held)
-        self._on_settled(attempt, outcome, status)
+        self._on_settled([Ended(self._workers.ended(held), outcome, status)])
 
     def release(self, held: Sequence[Held]) -> None:
         """Gives back, without a failure, what was claimed for somebody who has gone; repeated until it is done."""
@@ -192,19 +200,17 @@ class Settles:
                 for item in items:
                     self._failed(item, error)
             return
-        for item in items:
+        workers, won = self._workers, [item for item in items if item.held.job_id in statuses]
+        self._on_settled([Ended(workers.ended(each.held), each.outcome, statuses[each.held.job_id]) for each in won])
+        for item in won:
+            item.settled, item.status = Settled.NOW, statuses[item.held.job_id]
+            item.answered.set()
+        for item in items if missing else ():
             job_id = item.held.job_id
-            if job_id in statuses:
-                self._won(item, statuses[job_id])
-            elif job_id in locked:
+            if job_id in locked:
                 self._failed(item, DatabaseBusy("the job is locked by another transaction", sqlstate="55P03"))
-            else:
+            elif job_id not in statuses:
                 self._judge(item, before.get(job_id))
-
-    def _won(self, item: _Item, status: str) -> None:
-        item.settled, item.status = Settled.NOW, status
-        self.settled(item.held, item.outcome, status)
-        item.answered.set()
 
     def _judge(self, item: _Item, status: str | None) -> None:
         """The attempt does not run: it was settled before, in the same way or not."""
@@ -218,7 +224,7 @@ class Settles:
 
     def _failed(self, item: _Item, error: PgworkdError) -> None:
         locked = isinstance(error, DatabaseBusy) and error.locked
-        if item.own or (locked and anyio.current_time() < item.deadline):
+        if item.own or (locked and time.monotonic() < item.deadline):
             if self._tasks is not None:
                 self._tasks.start_soon(self._again, item, LOCKED_PAUSE_S if locked else OWN_PAUSE_S)
         else:

@@ -23,6 +23,8 @@ from pgworkd.words.registration import Registration
 
 FORGET_LEASES = 3
 """A worker that was not heard of here for this many leases is forgotten; it is looked up again when it calls."""
+GIVEN_MAX = 10_000
+"""Assignments that are remembered until they come back."""
 RECOUNT_S = 1.0
 """A worker whose slots seem to be taken is looked up in the database this often at most."""
 
@@ -112,6 +114,7 @@ class RemoteWorkers:
         self._store = store
         self._known: OrderedDict[int, RemoteWorker] = OrderedDict()
         self._standing: Registration | None = None
+        self._given: OrderedDict[str, Held] = OrderedDict()
 
     def __iter__(self) -> Iterator[RemoteWorker]:
         return iter(list(self._known.values()))
@@ -168,8 +171,16 @@ class RemoteWorkers:
         """The database may be another one (a restored dump)."""
         self._standing = None
 
+    def remember(self, text: str, held: Held) -> None:
+        """This assignment is about to be given to a worker: it need not be read and checked when it comes back."""
+        self._given[text] = held
+        if len(self._given) > GIVEN_MAX:
+            self._given.popitem(last=False)
+
     async def held(self, text: str) -> Held:
         """The attempt that an assignment names. Raises UsageError: it is none; LeaseLost: it is nobody's here."""
+        if (given := self._given.pop(text, None)) is not None:
+            return given
         found = Assignment.parse(text)
         standing = await self.standing()
         if found.worker_id == standing:
@@ -179,7 +190,7 @@ class RemoteWorkers:
             key = None if worker is None else worker.id.token
         if key is None:  # its worker has gone: only what has become of it can be said
             return Held(found.job_id, found.attempt, found.worker_id, uuid4(), found.nonce)
-        if not Assignment.is_sealed(text, key):
+        if not found.is_sealed(text, key):
             raise LeaseLost("this assignment was not made for a worker that is registered now")
         return Held(found.job_id, found.attempt, found.worker_id, key, found.nonce)
 
@@ -199,13 +210,14 @@ class RemoteWorkers:
         found = None if worker is None else worker.held.get(held.job_id)
         return found if found is not None and found.claimed.attempt == held.attempt else None
 
-    def ended(self, held: Held) -> None:
-        """The attempt has been settled: its slot is free."""
-        worker = self._known.get(held.worker_id)
-        if worker is not None and self.attempt(held) is not None:
+    def ended(self, held: Held) -> Attempt | None:
+        """The attempt has been settled: its slot is free. Returns what was claimed here as that attempt."""
+        attempt, worker = self.attempt(held), self._known.get(held.worker_id)
+        if worker is not None and attempt is not None:
             del worker.held[held.job_id]
         if worker is not None and worker.cancels.get(held.job_id) == held.attempt:
             del worker.cancels[held.job_id]
+        return attempt
 
     async def recount(self, worker: RemoteWorker) -> None:
         """Counts what it runs in the database, if its slots seem to be taken. Raises PgworkdError."""

@@ -75,9 +75,18 @@ DECLARE
     v_turn   int := cardinality(v_live);
     v_by     int;                   -- the place of the worker that claims
     v_to     int;
+    v_first  int;                   -- in v_live: those before it are served, or claim
     v_ids    uuid[];                -- of those that do not stay with it
     v_places int[];
 BEGIN
+    IF v_turn = 1 AND p_leases_s[v_live[1]] IS NULL THEN  -- as below, without passing anything on
+        v_turn := 0;
+        RETURN QUERY
+        SELECT CASE WHEN c.id IS NOT NULL THEN p_workers[v_live[1]] END, c.*
+        FROM claim(p_workers[v_live[1]], p_queue, p_limits[v_live[1]], p_kinds, p_budgets,
+                   p_priorities, p_run_ats, p_positions, p_tokens[v_live[1]], '{}', p_places,
+                   p_reach_s, p_since, p_renew) c;
+    END IF;
     -- Whoever claims is served last: so it has a slot for the suspect that it may get. Then only
     -- another suspect may be left, for the workers before it.
     WHILE v_turn > 0 AND (v_by IS NULL OR EXISTS (
@@ -86,6 +95,7 @@ BEGIN
         v_by := v_live[v_turn];
         v_turn := v_turn - 1;
         CONTINUE WHEN v_slots[v_by] < 1;
+        v_first := 1;
         v_ids := '{}';
         v_places := '{}';
         FOR id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
@@ -101,8 +111,10 @@ BEGIN
                 RETURN NEXT;
                 CONTINUE;
             ELSIF losses < 2 THEN
-                v_to := coalesce((SELECT min(l) FROM unnest(v_live) l
-                                  WHERE l <> v_by AND v_slots[l] > 0), v_by);
+                WHILE v_live[v_first] = v_by OR v_slots[v_live[v_first]] < 1 LOOP
+                    v_first := v_first + 1;
+                END LOOP;
+                v_to := coalesce(v_live[v_first], v_by);
             END IF;
             v_slots[v_to] := v_slots[v_to] - 1;
             IF v_to <> v_by OR p_leases_s[v_to] IS NOT NULL THEN

@@ -20,6 +20,9 @@ RAW = frozenset({"payload", "meta", "result"})
 RAW_EACH = frozenset({"payloads"})
 """Members whose values are lists of such."""
 _SPACE = re.compile(r"[ \t\n\r]*")
+_COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+_NAME = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+"""A name without escapes, and what is between it and its value."""
 
 
 def read(text: str) -> Any:
@@ -63,19 +66,25 @@ class _Reader:
         if self._take("}"):
             return found
         while True:
-            self._expect('"', "a name in quotes")
-            name, self._at = scanstring(self._text, self._at, True)
-            self._space()
-            self._expect(":", "a colon")
-            self._space()
+            name = self._name()
             if name in found:
                 raise ValueError(f"two members are named {name[:100]!r}")
             found[name] = self._member(name, depth - 1)
-            self._space()
-            if self._take("}"):
+            if self._ends("}", "a comma or }"):
                 return found
-            self._expect(",", "a comma or }")
-            self._space()
+
+    def _name(self) -> str:
+        """The name of a member; goes on to its value."""
+        if (plain := _NAME.match(self._text, self._at)) is not None:
+            self._at = plain.end()
+            return plain[1]
+        self._expect('"', "a name in quotes")
+        name: str
+        name, self._at = scanstring(self._text, self._at, True)
+        self._space()
+        self._expect(":", "a colon")
+        self._space()
+        return name
 
     def _member(self, name: str, depth: int) -> Any:
         if name in RAW:
@@ -92,11 +101,19 @@ class _Reader:
             return found
         while True:
             found.append(self._raw() if raw else self._value(depth - 1))
-            self._space()
-            if self._take("]"):
+            if self._ends("]", "a comma or ]"):
                 return found
-            self._expect(",", "a comma or ]")
-            self._space()
+
+    def _ends(self, last: str, expected: str) -> bool:
+        """Whether this was the last of several; goes on to the next one."""
+        if (comma := _COMMA.match(self._text, self._at)) is not None:
+            self._at = comma.end()
+            return False
+        self._space()
+        if self._take(last):
+            return True
+        self._expect(",", expected)
+        return False
 
     def _raw(self) -> JsonText | None:
         start = self._at

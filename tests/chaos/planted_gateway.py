@@ -20,7 +20,7 @@ BUGS = (
     python(
         "an assignment is taken without its MAC",
         "remote/workers",
-        "        if not Assignment.is_sealed(text, key):",
+        "        if not found.is_sealed(text, key):",
         "        if False:",
         tests=_WORKERS,
     ),

@@ -102,8 +102,8 @@ BUGS = (
     ),
     sql(
         "the last to wait is served first",
-        "v_to := coalesce((SELECT min(l) FROM unnest(v_live) l",
-        "v_to := coalesce((SELECT max(l) FROM unnest(v_live) l",
+        "v_to := coalesce(v_live[v_first], v_by);",
+        "v_to := coalesce((SELECT max(l) FROM unnest(v_live) l WHERE l <> v_by AND v_slots[l] > 0), v_by);",
         tests=_ASSIGNMENTS,
     ),
     sql(

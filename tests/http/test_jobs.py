@@ -73,7 +73,8 @@ async def test_the_same_dedupe_key_is_refused_or_answered_with_its_holder(dsn: s
     async with calling(dsn) as call:
         job = {"queue": "q", "dedupe_key": "k"}
         first = await call.ok("POST", "/v1/jobs", job)
-        assert (await call.problem("POST", "/v1/jobs", job))[:2] == (409, "duplicate-key")
+        status, slug, found = await call.problem("POST", "/v1/jobs", job)
+        assert (status, slug, found["detail"]) == (409, "duplicate-key", "a job of queue 'q' has the dedupe key 'k'")
         again = await call("POST", "/v1/jobs", job | {"on_duplicate": "skip"})
         assert (again.status_code, again.json()) == (200, {"id": first["id"], "created": False, "changed": False})
         changed = await call.ok("POST", "/v1/jobs", job | {"on_duplicate": "replace", "payload": {"n": 2}})

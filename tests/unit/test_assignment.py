@@ -23,12 +23,16 @@ ANY = st.builds(
 ONE = Assignment(uuid.UUID(int=7), 3, 12, None)
 
 
+def is_sealed(text: str, key: uuid.UUID) -> bool:
+    return Assignment.parse(text).is_sealed(text, key)
+
+
 @FUZZ
 @given(ANY, st.uuids())
 def test_an_assignment_says_what_it_was_made_of(assignment: Assignment, key: uuid.UUID) -> None:
     text = assignment.sealed(key)
     assert Assignment.parse(text) == assignment
-    assert Assignment.is_sealed(text, key)
+    assert is_sealed(text, key)
     assert text.isascii()
     assert len(text) < 100
 
@@ -36,7 +40,7 @@ def test_an_assignment_says_what_it_was_made_of(assignment: Assignment, key: uui
 @FUZZ
 @given(ANY, st.uuids(), st.uuids())
 def test_another_key_does_not_fit(assignment: Assignment, key: uuid.UUID, other: uuid.UUID) -> None:
-    assert Assignment.is_sealed(assignment.sealed(key), other) == (key == other)
+    assert is_sealed(assignment.sealed(key), other) == (key == other)
 
 
 def test_no_change_of_a_character_is_accepted() -> None:
@@ -48,7 +52,7 @@ def test_no_change_of_a_character_is_accepted() -> None:
             if changed == text:
                 continue
             try:
-                if Assignment.is_sealed(changed, KEY):
+                if is_sealed(changed, KEY):
                     accepted.append(changed)
             except UsageError:
                 pass
@@ -60,7 +64,7 @@ def test_fields_of_another_assignment_do_not_fit_its_mac() -> None:
     older, newer = ONE.sealed(KEY), ONE._replace(attempt=4).sealed(KEY)
     assert older[:40] != newer[:40]
     mixed = newer[:55] + older[55:]
-    assert not Assignment.is_sealed(mixed, KEY)
+    assert not is_sealed(mixed, KEY)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +75,6 @@ def test_fields_of_another_assignment_do_not_fit_its_mac() -> None:
 def test_what_is_no_assignment_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="this is no assignment"):
         Assignment.parse(text)
-    with pytest.raises(UsageError, match="this is no assignment"):
-        Assignment.is_sealed(text, KEY)
 
 
 @FUZZ

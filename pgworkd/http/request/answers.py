@@ -25,6 +25,14 @@ class Json(Response):
         return as_bytes(to_json(content))
 
 
+class PlainJson(Json):
+    """One without JsonText in it, at a fraction of the cost."""
+
+    def render(self, content: Any) -> bytes:
+        """Starlette's hook."""
+        return as_bytes(_dumps(content))
+
+
 def to_json(value: Any) -> str:
     """The text of a value."""
     if isinstance(value, JsonText):

@@ -6,12 +6,9 @@ from typing import Any
 
 import anyio
 from fastapi import Request
-from fastapi.routing import APIRoute
 
-from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.words import json_reader
-from pgworkd.words.validation import closest
 
 BODY_S = 30.0
 """Within this time a body must have arrived, in seconds."""
@@ -72,41 +69,3 @@ class BulkRequest(JsonRequest):
     """One that may be large."""
 
     bytes_max = BULK_BYTES_MAX
-
-
-def _check_query(request: Request, known: set[str]) -> None:
-    """Problem for a parameter that the route does not have: `?dryrun=true` must not do what `?dry_run=true` counts."""
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
-        name = unknown[0][:100]
-        found = closest(name, known)
-        hint = f"did you mean {found}?" if found else f"it takes {', '.join(sorted(known))}" if known else "remove it"
-        raise Problem(
-            "invalid", errors=[{"in": f"query/{name}", "detail": f"this route has no such parameter: {hint}"}]
-        )
-
-
-class Route(APIRoute):
-    """A route that finds out who calls before it reads a body, and reads it as this module does."""
-
-    request_class: type[JsonRequest] = JsonRequest
-
-    def get_route_handler(self) -> Any:
-        """FastAPI's hook for a request class of one's own."""
-        handle = super().get_route_handler()
-        known = {str(field.alias) for field in self.dependant.query_params}
-
-        async def handler(request: Request) -> Any:
-            ours = self.request_class(request.scope, request.receive)
-            ours.state.access = await gateway_of(ours).access(ours)
-            if ours.scope["query_string"]:
-                _check_query(ours, known)
-            return await handle(ours)
-
-        return handler
-
-
-class BulkRoute(Route):
-    """The same for large bodies."""
-
-    request_class = BulkRequest

@@ -5,19 +5,18 @@ Names in paths may contain anything: a `/` in one is sent as %2F, which the fram
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from pgworkd.http.request.answers import problem_answer
 from pgworkd.http.request.debug import Seen, without_secrets
-from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.failures import answer_to
+from pgworkd.http.request.problems import SLASH, Problem
 
 HEADER_BYTES_MAX = 32 * 1024
-SLASH = "\ue000"
-"""Stands for a `/` within a name, in the path that routes match; it may not be in a path itself."""
 _REFUSED = (SLASH, "\0", "\n", "\r")
 """A regular expression's end also matches before a last line break."""
 _READS = {"GET", "HEAD", "OPTIONS"}
@@ -48,6 +47,7 @@ class Bounds:
         self._app = app
         self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
         self._log, self._bodies = log, bodies
+        self._id, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers, or passes on, one request."""
@@ -58,7 +58,7 @@ class Bounds:
         seen = Seen(receive, send) if self._bodies else None
         if seen is not None:
             receive, send = seen.receive, seen.send
-        more = [*_HEADERS, (b"x-request-id", (request_id := secrets.token_hex(8)).encode())]
+        more = [*_HEADERS, (b"x-request-id", (request_id := f"{self._id}-{next(self._numbers):x}").encode())]
 
         async def sent(message: Any) -> None:
             nonlocal status
@@ -70,10 +70,12 @@ class Bounds:
         try:
             self._check(scope)
             scope = {**scope, "path": _path(scope), "pgworkd.request_id": request_id}
-        except Problem as problem:
-            await problem_answer(problem, scope.get("root_path", ""))(scope, receive, sent)
-        else:
             await self._app(scope, receive, sent)
+        except Exception as error:
+            if status:  # the answer has begun: the server cuts it off
+                raise
+            if (answer := answer_to(error, scope)) is not None:
+                await answer(scope, receive, sent)
         if self._log is not None:
             self._log(
                 {
@@ -108,6 +110,8 @@ def _without_port(host: str) -> str:
 
 def _path(scope: Any) -> str:
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    if b"%" not in raw and raw.isascii() and (plain := raw.partition(b"?")[0].decode()).isprintable():
+        return plain  # nothing to decode: nearly all
     try:
         parts = [unquote_to_bytes(part).decode() for part in raw.partition(b"?")[0].split(b"/")]
     except UnicodeDecodeError:

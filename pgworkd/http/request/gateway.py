@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import socket
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 from fastapi import Request
 
 from pgworkd.admin.admin import Admin
@@ -30,6 +32,8 @@ from pgworkd.words.events import Events
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 START_S = 5.0
 """How long a start waits for the database; without it, requests are answered with an error until it is there."""
+WATCHED_AFTER_S = 0.1
+"""A request that waits for longer than this ends when its caller goes; most are answered before."""
 RATED_MAX = 10_000
 """Callers whose requests are metered apart."""
 
@@ -76,6 +80,7 @@ class Gateway:
         """Requests that wait now."""
         self._waits: set[anyio.CancelScope] = set()
         self._stopping = False
+        self._readers: TaskGroup | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -86,6 +91,7 @@ class Gateway:
                 anyio.create_task_group() as tasks,
                 anyio.create_task_group() as readers,
             ):
+                self._readers = readers
                 for each in self.lists.values():
                     readers.start_soon(each.run)
                 if self.options.workers:
@@ -100,7 +106,7 @@ class Gateway:
         except BaseExceptionGroup as group:
             raise _first(group) from None  # of the block, or of the one task that may fail
         finally:
-            self._results = None
+            self._results = self._readers = None
             await self.database.close()
             await self._reader.close()
 
@@ -155,35 +161,58 @@ class Gateway:
             raise Problem("too-many-waiters", f"{self.waiters:,} requests wait here already")
         if self._stopping:
             return False
-        done = False
-        tasks = anyio.create_task_group()
         self.waiters += 1
-        self._waits.add(tasks.cancel_scope)
-        try:
-            async with tasks:
-                tasks.start_soon(_until_gone, request, tasks.cancel_scope)
+        waits, done = _Waits(request), False
+        with waits.scope:
+            self._waits.add(waits.scope)
+            watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
+            try:
                 await call()
                 done = True
-                tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # of the call
-        finally:
-            self._waits.discard(tasks.cancel_scope)
-            self.waiters -= 1
+            finally:
+                watch.cancel()
+                waits.unwatch()
+                self._waits.discard(waits.scope)
+                self.waiters -= 1
         return done
+
+    def _watch(self, waits: _Waits) -> None:
+        if self._readers is not None:
+            self._readers.start_soon(waits.until_gone)
+
+
+class _Waits:
+    """A request that waits."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.scope = anyio.CancelScope()
+        """Of the wait."""
+        self._ended = False
+        self._watch: anyio.CancelScope | None = None
+
+    async def until_gone(self) -> None:
+        """Ends the wait when the caller goes."""
+        with anyio.CancelScope() as self._watch:
+            if self._ended:
+                return
+            with contextlib.suppress(Exception):  # of a server around us, which will not read an answer either
+                while (await self._request.receive())["type"] != "http.disconnect":
+                    pass
+            self.scope.cancel()
+
+    def unwatch(self) -> None:
+        """The wait has ended."""
+        self._ended = True
+        if self._watch is not None:
+            self._watch.cancel()
 
 
 def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _until_gone(request: Request, scope: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
 def gateway_of(request: Request) -> Gateway:
     """The gateway of this application."""
-    found: Gateway = request.app.state.gateway
+    found: Gateway = request.scope["pgworkd.gateway"]
     return found

@@ -31,6 +31,8 @@ from pgworkd.errors import (
 from pgworkd.words.redaction import redact
 
 CONTENT_TYPE = "application/problem+json"
+SLASH = "\ue000"
+"""Stands for a `/` within a name, in the path that routes match; it may not be in a path itself."""
 
 
 class Kind(NamedTuple):
@@ -126,6 +128,7 @@ _BY_TYPE = {
     SchemaError: "unavailable",
     UsageError: "invalid",
 }
+_KEY_TAKEN = re.compile(r"\((queue|name), dedupe_key\)=\((.*), (.*)\)", re.DOTALL)
 _STEP = re.compile(r'\.?([^.\[\]"]+)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 
 
@@ -176,8 +179,18 @@ def of(error: Exception) -> Problem:
     slug = _slug(error)
     if slug == "internal":
         return Problem(slug)
-    said = PROBLEMS[slug].title if isinstance(error, DatabaseUnavailable | SchemaError) else said
-    return Problem(slug, said)
+    if slug == "duplicate-key":
+        return Problem(slug, _holder(error))
+    return Problem(slug, PROBLEMS[slug].title if isinstance(error, DatabaseUnavailable | SchemaError) else said)
+
+
+def _holder(error: Exception) -> str:
+    """Which key is taken, from what the database says in its own words."""
+    found = _KEY_TAKEN.search(str(getattr(error.__cause__, "detail", "")))
+    if found is None:
+        return ""
+    what = "a job of queue" if found[1] == "queue" else "a batch named"
+    return redact(f"{what} {found[2]!r} has the dedupe key {found[3]!r}")
 
 
 def _slug(error: PgworkdError) -> str:

@@ -27,9 +27,9 @@ from pgworkd.http.models.workers import (
 )
 from pgworkd.http.request import problems
 from pgworkd.http.request.access import need
-from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import BulkRoute, Route
+from pgworkd.http.request.answers import BODY, Json, PlainJson, documented
 from pgworkd.http.request.gateway import Gateway, gateway_of
+from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote.settles import Answer, Settled
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
@@ -40,6 +40,7 @@ router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
 Text = Annotated[str, Path(max_length=ASSIGNMENT_CHARS_MAX, description="`assignment` of the claim, unchanged")]
 STALE = documented(*BODY, "stale-assignment")
+_PROBLEMS = (PgworkdError, problems.Problem)
 LOCKED_MANY_S = 0.5
 """In a call with many settles a locked job is waited for no longer than this: the answer waits for all."""
 
@@ -47,19 +48,19 @@ LOCKED_MANY_S = 0.5
 @router.post("/assignments/{assignment}/complete", response_model=SettledOut, responses=STALE)
 async def complete(request: Request, assignment: Text, body: CompleteIn) -> Response:
     """The job is done. Sending it again changes nothing, and is answered in the same way."""
-    return Json(_shown(await _complete(request, assignment, body)))
+    return PlainJson(_shown(await _complete(request, assignment, body)))
 
 
 @router.post("/assignments/{assignment}/fail", response_model=SettledOut, responses=STALE)
 async def fail(request: Request, assignment: Text, body: FailIn) -> Response:
     """The attempt has failed: the job is retried after a while, or dead if that was its last attempt."""
-    return Json(_shown(await _settle(request, assignment, await _failure(request, assignment, body))))
+    return PlainJson(_shown(await _settle(request, assignment, await _failure(request, assignment, body))))
 
 
 @router.post("/assignments/{assignment}/release", response_model=SettledOut, responses=STALE)
 async def release(request: Request, assignment: Text, body: ReleaseIn) -> Response:
     """Give the attempt back, without counting a failure."""
-    return Json(_shown(await _settle(request, assignment, _released(body))))
+    return PlainJson(_shown(await _settle(request, assignment, _released(body))))
 
 
 @router.post("/assignments/{assignment}/extend", response_model=Extended, responses=STALE)
@@ -85,29 +86,25 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
         {"assignment": each.assignment, "status": None, "repeated": False, "problem": None} for each in body.settlements
     ]
 
-    async def note(answer: dict[str, Any], call: Callable[[], Awaitable[Any]]) -> Any:
-        """What the call returns; None, and its problem in the answer, if it fails."""
-        try:
-            return await call()
-        except PgworkdError as error:
-            answer["problem"] = problems.of(error).body(prefix)
-        except problems.Problem as problem:
-            answer["problem"] = problem.body(prefix)
-
     async def settle(answer: dict[str, Any], call: Callable[[], Awaitable[Answer]]) -> None:
-        if (found := await note(answer, call)) is not None:
-            answer.update(_shown(found))
+        try:
+            answer.update(_shown(await call()))
+        except _PROBLEMS as error:
+            answer["problem"] = problems.of(error).body(prefix)
 
     begun = []
     async with anyio.create_task_group() as tasks:
         for answer, each in zip(answers, body.settlements, strict=True):
             if each.outcome == "complete" and each.enqueue:  # a transaction of its own, which may meet a lock
                 tasks.start_soon(settle, answer, partial(_complete, request, each.assignment, each))
-            elif (waits := await note(answer, partial(_begin, request, each))) is not None:
-                begun.append((answer, waits))
+                continue
+            try:
+                begun.append((answer, await _begin(request, each)))
+            except _PROBLEMS as error:
+                answer["problem"] = problems.of(error).body(prefix)
         for answer, waits in begun:
             await settle(answer, waits)
-    return Json({"settlements": answers})
+    return PlainJson({"settlements": answers})
 
 
 async def _begin(request: Request, each: SettlementIn) -> Callable[[], Awaitable[Answer]]:

@@ -23,9 +23,9 @@ from pgworkd.http.models.batches import (
 from pgworkd.http.models.jobs import Ids
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import BulkRoute
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import BulkRoute
 from pgworkd.http.routes.visible import PathId, needed_any
 from pgworkd.words.json_text import JsonText
 

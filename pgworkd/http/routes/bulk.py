@@ -16,9 +16,10 @@ from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.http.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import BODY_S, CLOSE, BulkRoute, Route, parse
+from pgworkd.http.request.bodies import BODY_S, CLOSE, parse
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem, pointer
+from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.words.validation import counted
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)

@@ -15,10 +15,10 @@ from pgworkd.errors import PgworkdError
 from pgworkd.http.request import problems
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import documented, to_json
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.followed import Followed, Row
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.http.routes import fleet, queues
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.words.access import Access

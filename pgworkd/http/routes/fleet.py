@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.http.models.operators import AuditOut, DeadOut, Muted, MuteIn, WorkersOut
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.words.access import Access
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)

@@ -13,9 +13,9 @@ from pgworkd.errors import JobFailed, JobUnknown
 from pgworkd.http.models.jobs import Changed, Created, CreatedOnce, Edit, Ended, JobIn, JobOut, OnceJob, Result, Waiting
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathId, needed_any, visible
 from pgworkd.words.access import Access
 from pgworkd.words.json_text import JsonText

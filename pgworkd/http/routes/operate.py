@@ -16,9 +16,9 @@ from pgworkd.http.models.jobs import JobPage
 from pgworkd.http.models.operators import FilterIn, Matches, Operated
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import needed_any
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)

@@ -10,9 +10,9 @@ from pgworkd.admin.admin import Admin
 from pgworkd.http.models.operators import Depth, PauseIn, QueueOut, QueueSettings, QueuesOut
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.settings.queue import EffectiveSetting, effective_settings
 from pgworkd.words.access import Access

@@ -14,9 +14,9 @@ from pgworkd.http.models.jobs import Created
 from pgworkd.http.models.operators import EnableIn, NextOut, Removed, ScheduleIn, ScheduleOut, SchedulesOut
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.words.recurrence import Recurrence
 

@@ -7,12 +7,12 @@ from fastapi.responses import PlainTextResponse
 
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import PROBLEMS, Problem
+from pgworkd.http.request.route import OpenRoute, Route
 from pgworkd.metrics import page
 
-router = APIRouter(tags=["gateway"])
+router = APIRouter(tags=["gateway"], route_class=OpenRoute)
 metered = APIRouter(tags=["gateway"], route_class=Route)
 ROUTERS = (router, metered)
 

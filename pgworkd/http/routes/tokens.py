@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Request, Response
 from pgworkd.http.models.operators import Revoked, TokenIn, TokenMade, TokensOut
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import BODY, Json, documented
-from pgworkd.http.request.bodies import Route
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 
 router = APIRouter(prefix="/v1", tags=["tokens"], route_class=Route)
 

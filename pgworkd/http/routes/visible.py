@@ -11,8 +11,7 @@ from pydantic import AfterValidator
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import Job
 from pgworkd.http.request.access import access_of
-from pgworkd.http.request.bounds import SLASH
-from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.problems import SLASH, Problem
 from pgworkd.words.access import SCOPES
 
 PathName = Annotated[str, Path(min_length=1, max_length=200), AfterValidator(lambda name: name.replace(SLASH, "/"))]

@@ -24,10 +24,10 @@ from pgworkd.http.models.workers import (
     WorkerMade,
 )
 from pgworkd.http.request.access import need
-from pgworkd.http.request.answers import BODY, Json, documented, plain_json
-from pgworkd.http.request.bodies import Route
+from pgworkd.http.request.answers import BODY, Json, PlainJson, documented, plain_json
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote import claims
 from pgworkd.remote.beats import Report
@@ -104,6 +104,8 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
         "waited_s": round(anyio.current_time() - came_at, 3),
         "valid_s": claims.VALID_S,
     }
+    if not assigned:
+        return PlainJson(answer)
     return _Handover(answer, request, gateway, worker, assigned)
 
 
@@ -202,7 +204,7 @@ def _shown(assigned: Assigned) -> JsonText:
     """An assignment of an answer, its plain members encoded at once: there may be a hundred of them."""
     job = assigned.claimed
     plain = {
-        "id": job.id,
+        "id": str(job.id),
         "queue": assigned.queue,
         "kind": job.kind,
         "attempt": job.attempt,
@@ -219,8 +221,8 @@ def _shown(assigned: Assigned) -> JsonText:
     return JsonText(f'{{"assignment":"{assigned.assignment}","job":{text},"deadline_s":{deadline_s}}}')
 
 
-def _instant(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
+def _instant(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def _texts(worker: RemoteWorker, attempts: dict[UUID, int]) -> list[str]:

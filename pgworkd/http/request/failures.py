@@ -1,0 +1,52 @@
+"""The answer to a request that fails: whatever is raised, the caller gets a problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from fastapi import HTTPException, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+
+from pgworkd.errors import PgworkdError
+from pgworkd.http.request import problems
+from pgworkd.http.request.answers import problem_answer
+from pgworkd.http.request.problems import SLASH, Problem
+
+_FRAMEWORKS = HTTPException.__mro__[1]
+"""What routes of the framework itself raise: none of that name, no such method."""
+
+
+def answer_to(error: Exception, scope: Any) -> Response | None:
+    """The answer; None: nobody will read it. An error that nobody has foreseen is logged."""
+    if isinstance(error, ClientDisconnect):
+        return None
+    if isinstance(error, RequestValidationError):
+        problem = _invalid(error)
+    elif isinstance(error, PgworkdError | _FRAMEWORKS):
+        problem = problems.of(error)
+        if problem.slug == "method-not-allowed":
+            problem.headers = {"Allow": ", ".join(sorted(_methods(scope)))}
+    else:
+        request_id = scope.get("pgworkd.request_id", "")
+        structlog.get_logger("pgworkd").error("http.failed", request_id=request_id, exc_info=error)
+        problem = Problem("internal", f"see the log of the gateway for request {request_id}")
+    return problem_answer(problem, scope.get("root_path", ""))
+
+
+def _methods(scope: Any) -> set[str]:
+    """Those that the path has."""
+    routes = [route for route in scope["app"].router.routes if isinstance(route, Route)]
+    return {method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()}
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    errors = []
+    for each in error.errors()[:100]:
+        where, *steps = each["loc"]
+        said = str(each["msg"]).removeprefix("Value error, ")
+        place = "".join("/" + str(step).replace(SLASH, "/").replace("~", "~0").replace("/", "~1") for step in steps)
+        errors.append({"pointer": place, "detail": said} if where == "body" else {"in": where + place, "detail": said})
+    return Problem("invalid", errors=errors)
