@@ -164,7 +164,7 @@ async def http_row(bench: Bench) -> list[Line]:
         {
             "one by one": partial(jobs_through_gateway, bench, "single", CLIENTS, seconds),
             "empty route": partial(_empty, bench, seconds),
-            "batched": partial(jobs_through_gateway, bench, "batched", 4, seconds),
+            "batched": partial(jobs_through_gateway, bench, "batched", CLIENTS, seconds),
         },
         bench.rounds,
         bench.say,

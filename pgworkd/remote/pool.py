@@ -18,13 +18,15 @@ from pgworkd.database.claims import ClaimOrder, Claims
 from pgworkd.database.remote_store import Held, RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
-from pgworkd.engine.claim.claim_loop import CLAIM_MAX, ClaimingWorker, ClaimLoop
+from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 
+CLAIM_MAX = 200
+"""Jobs of one claim: while its answers are written, the database makes the next one."""
 IDLE_S = 60.0
 """A pool for which nobody has waited for so long is closed."""
 

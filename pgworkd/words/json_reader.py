@@ -56,7 +56,10 @@ class _Reader:
             return self._object(depth)
         if first == "[":
             return self._list(depth, raw=False)
-        value, self._at = _DECODER.raw_decode(self._text, self._at)
+        try:
+            value, self._at = _SCAN(self._text, self._at)
+        except StopIteration:
+            raise ValueError("a value is expected") from None
         return value
 
     def _object(self, depth: int) -> dict[str, Any]:
@@ -156,6 +159,7 @@ def _refused(constant: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused)
+_SCAN = _DECODER.scan_once  # type: ignore[attr-defined] # what raw_decode() calls
 _RAW_DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_refused, parse_int=lambda _: 0, parse_float=lambda _: 0.0
 )

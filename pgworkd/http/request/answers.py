@@ -55,11 +55,6 @@ def _plain(value: object) -> str:
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
 
 
-def plain_json(value: Mapping[str, Any]) -> str:
-    """The text of a value without JsonText in it, at a fraction of the cost of `to_json`."""
-    return _dumps(value)
-
-
 def as_bytes(text: str) -> bytes:
     """JSON as UTF-8; a lone surrogate, which has no UTF-8, becomes its escape."""
     return text.encode(errors="backslashreplace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -24,7 +25,7 @@ from pgworkd.http.models.workers import (
     WorkerMade,
 )
 from pgworkd.http.request.access import need
-from pgworkd.http.request.answers import BODY, Json, PlainJson, documented, plain_json
+from pgworkd.http.request.answers import BODY, Json, PlainJson, documented, to_json
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
@@ -201,24 +202,20 @@ async def _worker(gateway: Gateway, worker_id: int, secret: str) -> RemoteWorker
 
 
 def _shown(assigned: Assigned) -> JsonText:
-    """An assignment of an answer, its plain members encoded at once: there may be a hundred of them."""
+    """An assignment of an answer, written out: there may be a hundred of them."""
     job = assigned.claimed
-    plain = {
-        "id": str(job.id),
-        "queue": assigned.queue,
-        "kind": job.kind,
-        "attempt": job.attempt,
-        "failures": job.failures,
-        "max_attempts": job.max_attempts,
-        "priority": job.priority,
-        "run_at": _instant(job.run_at),
-        "created_at": _instant(job.created_at),
-        "schedule": job.schedule,
-        "occurrence": None if job.occurrence is None else _instant(job.occurrence),
-    }
-    text = f'{plain_json(plain)[:-1]},"payload":{job.payload or "{}"},"meta":{job.meta or "null"}}}'
+    occurrence = "null" if job.occurrence is None else f'"{_instant(job.occurrence)}"'
     deadline_s = "null" if job.timeout_s is None else repr(float(job.timeout_s))
-    return JsonText(f'{{"assignment":"{assigned.assignment}","job":{text},"deadline_s":{deadline_s}}}')
+    return JsonText(
+        f'{{"assignment":"{assigned.assignment}","job":{{"id":"{job.id}","queue":{_quoted(assigned.queue)},'
+        f'"kind":{_quoted(job.kind)},"attempt":{job.attempt},"failures":{job.failures},'
+        f'"max_attempts":{job.max_attempts},"priority":{job.priority},"run_at":"{_instant(job.run_at)}",'
+        f'"created_at":"{_instant(job.created_at)}","schedule":{_quoted(job.schedule)},"occurrence":{occurrence},'
+        f'"payload":{job.payload or "{}"},"meta":{job.meta or "null"}}},"deadline_s":{deadline_s}}}'
+    )
+
+
+_quoted = lru_cache(1000)(to_json)
 
 
 def _instant(at: float) -> str:
