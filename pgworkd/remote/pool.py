@@ -171,18 +171,24 @@ class RemotePool(ClaimLoop):
         if self._in_vain_for is not None:  # a suspect may be left, which only others may take
             waiting.sort(key=lambda waiter: waiter.budgets == self._in_vain_for)
         for waiter in waiting:
-            if waiter.is_open and waiter.worker.id not in chosen and not waiter.worker.is_lost:
+            if waiter.worker.id not in chosen and budgets in (None, waiter.budgets) and self._may_serve(waiter):
                 most = min(waiter.most, waiter.worker.free(self.queue, self.concurrency), left)
-                if most > 0 and budgets in (None, waiter.budgets):
-                    budgets = waiter.budgets
-                    chosen[waiter.worker.id] = (waiter, most)
-                    left -= most
+                budgets = waiter.budgets
+                chosen[waiter.worker.id] = (waiter, most)
+                left -= most
+                if left == 0:
+                    break
         return list(chosen.values())
 
     # The claim loop.
 
     def _may_claim(self) -> bool:
-        return bool(not self.paused and not self.closed and self._worker.may_claim and self._next())
+        may = not self.paused and not self.closed and self._worker.may_claim
+        return may and any(self._may_serve(waiter) for waiter in self._waiting)
+
+    def _may_serve(self, waiter: Waiter) -> bool:
+        worker = waiter.worker
+        return waiter.is_open and not worker.is_lost and worker.free(self.queue, self.concurrency) > 0
 
     async def _claim(self) -> Claims | None:
         standing, nonce = await self._workers.standing(), uuid4()

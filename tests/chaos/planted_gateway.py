@@ -83,8 +83,8 @@ BUGS = (
     python(
         "the max_attempts of the first worker hold for all",
         "remote/pool",
-        "                if most > 0 and budgets in (None, waiter.budgets):",
-        "                if most > 0:",
+        " and budgets in (None, waiter.budgets) and self._may_serve(waiter):",
+        " and self._may_serve(waiter):",
         tests=_OPTIONS,
     ),
     python(
