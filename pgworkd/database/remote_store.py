@@ -14,11 +14,12 @@ from uuid import UUID, uuid4
 from pgworkd.database import settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import ClaimOrder, Claims
-from pgworkd.database.connection import Connection, ConnectionOptions, Row
+from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.store import LOCK_TIMEOUT_S, FailedAttempt
 from pgworkd.words.registration import Registration, token_of
 
 _REGISTER = "SELECT pgworkd.register($1, 0, $2, $3, $4, NULL, $5)"
+_HEARTBEATS = "SELECT worker, outcome, lease_s, requested FROM pgworkd.heartbeats($1, $2, $3)"
 _WORKER = """SELECT w.token, w.lease_s, w.requested, w.name,
     ARRAY(SELECT p.queue::text FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue),
     ARRAY(SELECT p.concurrency FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue)
@@ -26,12 +27,10 @@ _WORKER = """SELECT w.token, w.lease_s, w.requested, w.name,
 _SET_POOLS = """SELECT pgworkd.set_pool($1, u.queue, u.slots, false, NULL, NULL, $2)
     FROM unnest($3::text[], $4::int[]) AS u (queue, slots)
     UNION ALL SELECT pgworkd.drop_pool($1, u.queue, $2) FROM unnest($5::text[]) AS u (queue)"""
-_BEAT = """SELECT worker, outcome, lease_s, requested, NULL, NULL, NULL FROM pgworkd.heartbeats($7, $8, $9)
-    UNION ALL
-    SELECT j.worker_id, NULL, NULL, NULL, j.id, j.attempts, true FROM pgworkd.jobs j
+_NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
     WHERE j.worker_id = ANY ($1) AND j.worker_id IS NOT NULL AND j.cancel_requested_at IS NOT NULL
     UNION ALL
-    SELECT u.worker, NULL, NULL, NULL, u.id, u.attempt, false
+    SELECT u.worker, u.id, u.attempt, false
     FROM unnest($2::uuid[], $3::int[], $4::int[], pgworkd.fenced($2, $3, $4, $5, $6))
         AS u (id, attempt, worker, found) WHERE u.found <> u.attempt"""
 _ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text,
@@ -145,18 +144,16 @@ class RemoteStore:
         args = (worker_id, token_of(worker_id), list(slots), list(slots.values()), gone)
         await self._beats.fetch(_SET_POOLS, *args)
 
-    async def beat(self, states: Mapping[int, str], held: Sequence[Held] = ()) -> tuple[list[Beat], News]:
-        """Renews the leases of workers (registrations), and stores the state of each: running or stopping.
+    async def heartbeats(self, states: Mapping[int, str]) -> list[Beat]:
+        """Renews the leases of workers (registrations), and stores the state of each: running or stopping."""
+        args = (list(states), [token_of(each) for each in states], list(states.values()))
+        return [Beat(*row) for row in await self._beats.fetch(_HEARTBEATS, *args)]
 
-        Returns their `news`, too, also of those that turn out to be lost.
-        """
-        workers, tokens = list(states), [token_of(each) for each in states]
-        rows = await self._beats.fetch(_BEAT, workers, *_columns(held), workers, tokens, list(states.values()))
-        return [Beat(*row[:4]) for row in rows if row[1] is not None], _news(rows)
-
-    async def news(self, workers: Sequence[int]) -> News:
-        """Which attempts of these workers are to be cancelled."""
-        return _news(await self._beats.fetch(_BEAT, workers, *_columns(()), [], [], []))
+    async def news(self, workers: Sequence[int], held: Sequence[Held] = ()) -> News:
+        """Which attempts of these workers are to be cancelled, and which of those they hold run no more."""
+        rows = await self._beats.fetch(_NEWS, workers, *_columns(held))
+        cancels = [(row[0], row[1], row[2]) for row in rows if row[3]]
+        return News(cancels, [(row[0], row[1], row[2]) for row in rows if not row[3]])
 
     async def attempts_of(self, workers: Sequence[int]) -> list[tuple[int, UUID, int, str, float]]:
         """(worker, id, attempt, queue, age in seconds) of what these workers run, by the database."""
@@ -278,15 +275,6 @@ class RemoteStore:
         """The status each of these attempts was settled with; running, rescued and forgotten ones are missing."""
         args = [[each.job_id for each in held], [each.attempt for each in held], [each.worker_id for each in held]]
         return {row[0]: row[2] for row in await self._settles.fetch(_SETTLED, *args)}
-
-
-def _news(rows: Sequence[Row]) -> News:
-    """What the rows of a beat say beside the renewals."""
-    found: tuple[list[tuple[int, UUID, int]], ...] = ([], [])
-    for worker_id, outcome, _, _, job_id, attempt, is_cancel in rows:
-        if outcome is None:
-            found[not is_cancel].append((worker_id, job_id, attempt))
-    return News(*found)
 
 
 def _columns(held: Sequence[Held]) -> list[list[Any]]:

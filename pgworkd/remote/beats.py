@@ -13,7 +13,7 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.database.remote_store import LOCKED, LOST, Held, RemoteStore
+from pgworkd.database.remote_store import LOCKED, LOST, Held, News, RemoteStore
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.events import Events
@@ -48,6 +48,11 @@ class _Beat:
         self.gone: set[UUID] = set()
         self.error: PgworkdError | None = None
         self.answered = anyio.Event()
+
+    @property
+    def may_run(self) -> bool:
+        """True unless the worker is known to run nothing: then there is nothing to tell."""
+        return bool(self.report.held or self.worker.held or self.worker.elsewhere.total())
 
     def fail(self, error: PgworkdError) -> None:
         self.error = error
@@ -130,12 +135,10 @@ class Beats:
                 await anyio.sleep_until(began + PERIOD_S)
 
     async def _send(self, batch: dict[int, list[_Beat]]) -> None:
-        """One statement for the leases and what has changed, and one for progress, if there is any."""
+        """One statement for the leases, one for what has changed, and one for progress, if there is any."""
         states: dict[int, str] = {beats[0].worker.id: beats[-1].report.state for beats in batch.values()}
-        held = dict.fromkeys(each for beats in batch.values() for beat in beats for each in beat.report.held)
-        renewals, news = await self._store.beat(states, list(held))
         asked: dict[int, str | None] = {}
-        for worker_id, outcome, lease_s, requested in renewals:
+        for worker_id, outcome, lease_s, requested in await self._store.heartbeats(states):
             beats = batch[worker_id]
             if outcome == LOST:
                 self._workers.lose(worker_id)
@@ -146,6 +149,10 @@ class Beats:
             else:
                 beats[0].worker.lease_s = lease_s or beats[0].worker.lease_s
                 asked[worker_id] = requested
+        held = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.held]
+        # Apart, as it reads the jobs: whoever locks their table must not hold up the leases.
+        busy = [worker_id for worker_id in asked if any(beat.may_run for beat in batch[worker_id])]
+        news = await self._store.news(busy, list(dict.fromkeys(held))) if busy else News([], [])
         gone = {(job_id, attempt) for _, job_id, attempt in news.gone}
         self._workers.apply(news, asked)
         progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]

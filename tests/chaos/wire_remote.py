@@ -147,20 +147,20 @@ class RemoteRelease(RemoteComplete):
 class RemoteBeat(Remote):
     """A beat that is sent again renews the lease again."""
 
-    name = "remote: beat"
+    name = "remote: heartbeats"
 
     async def prepare(self) -> None:
         await super().prepare()
         await self.db.execute("UPDATE pgworkd.workers SET lease_until = now() + interval '1 s'")
 
     async def attempt(self) -> Told:
-        return await told_by(self.store.beat({self.worker: "running", self.other: "running"}))
+        return await told_by(self.store.heartbeats({self.worker: "running", self.other: "running"}))
 
     async def done(self) -> bool:
         return all([await self.db.fetchval(_LEASE, each) > 20 for each in (self.worker, self.other)])
 
     async def carry_on(self) -> None:
-        beats, _ = await self.store.beat({self.worker: "running", self.other: "running"})
+        beats = await self.store.heartbeats({self.worker: "running", self.other: "running"})
         self.outcomes = {each.outcome for each in beats}
 
     async def faults(self) -> list[str]:

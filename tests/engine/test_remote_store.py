@@ -134,13 +134,13 @@ async def test_beats_of_many_are_one_call_and_say_what_became_of_each(store: Rem
     await db.execute("SELECT pgworkd.ask_worker($1, 'quiet')", asked)
     await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", gone)
     forged = Registration.of(fine, uuid.uuid4())
-    beats, _ = await store.beat({fine: "running", asked: "stopping", gone: "running"})
+    beats = await store.heartbeats({fine: "running", asked: "stopping", gone: "running"})
     assert {each.worker_id: each for each in beats} == {
         fine: Beat(fine, RENEWED, 10, None),
         asked: Beat(asked, RENEWED, 10, "quiet"),
         gone: Beat(gone, LOST, None, None),
     }
-    assert [each.outcome for each in (await store.beat({forged: "running"}))[0]] == [LOST]
+    assert [each.outcome for each in await store.heartbeats({forged: "running"})] == [LOST]
     assert LOCKED not in {each.outcome for each in beats}
     await store.set_slots(fine, {"q": 3, "r": 1})
     found = await store.worker(fine)
@@ -158,9 +158,7 @@ async def test_cancels_of_several_workers_come_together(store: RemoteStore, db: 
     assert (sorted(news.cancels), news.gone) == ([(a, ids[1], 1), (b, ids[2], 1)], [])
     assert await store.news([]) == ([], [])
     mine = [Held(job_id, 1, a, a.token) for job_id in ids]
-    _, news = await store.beat({a: "running", b: "running"}, mine)
-    assert sorted(news.cancels) == [(a, ids[1], 1), (b, ids[2], 1)]
-    assert sorted(news.gone) == sorted((a, job_id, 1) for job_id in ids[2:])
+    assert sorted((await store.news([a], mine)).gone) == sorted((a, job_id, 1) for job_id in ids[2:])
 
 
 async def test_what_workers_run_is_counted_by_queue(store: RemoteStore, db: Db) -> None:

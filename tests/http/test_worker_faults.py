@@ -124,3 +124,20 @@ async def test_a_locked_job_holds_up_no_other_that_is_settled_with_new_jobs(dsn:
             await until(lambda: db.fetchval("SELECT count(*) = 3 FROM pgworkd.jobs WHERE queue = 'next'"), limit_s=4)
         answers = (await asked)["settlements"]
         assert {each["status"] for each in answers[1:]} == {"completed"}
+
+
+async def test_a_lock_on_the_table_of_jobs_does_not_hold_up_a_lease(dsn: str, db: Db) -> None:
+    """A migration, or VACUUM FULL: what is to be cancelled cannot be read meanwhile, but no worker is lost."""
+    await insert(db)
+    async with calling(dsn, workers=True) as call, asyncio.TaskGroup() as tasks:
+        worker = await registered(call, lease_s=10)
+        (got,) = await worker.claim()
+        soon = "UPDATE pgworkd.workers SET lease_until = now() + interval '5 s' WHERE kind = 'remote'"
+        left = "SELECT lease_until > now() + interval '6 s' FROM pgworkd.workers WHERE kind = 'remote'"
+        await db.execute(soon)
+        async with db.transaction():
+            await db.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
+            path, body = f"/v1/workers/{worker.id}/beat", {"assignments": [got["assignment"]]}
+            asked = tasks.create_task(call("POST", path, body, headers=worker.headers))
+            await until(lambda: db.fetchval(left), limit_s=4)
+        await asked
