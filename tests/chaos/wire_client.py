@@ -178,10 +178,11 @@ class Migrate(Operation):
 
 
 _NOTHING: list[str] = []
+# days without their dates: the template may have been made before midnight
 _INVENTORY = """
     SELECT p.oid::regprocedure::text || md5(p.prosrc) AS one
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = 'pgworkd'
-    UNION ALL SELECT concat(c.relname, c.relkind, c.relnatts)
+    UNION ALL SELECT concat(regexp_replace(c.relname, '_[0-9]{8}', '_day'), c.relkind, c.relnatts)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'pgworkd'
     UNION ALL SELECT concat(c.relname, ' ', t.tgname)
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace

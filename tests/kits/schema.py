@@ -64,10 +64,13 @@ _QUERIES = {
         SELECT s.sequencename, concat_ws(' ', s.data_type, s.min_value, s.max_value, s.increment_by, s.cycle)
         FROM pg_sequences s WHERE s.schemaname = 'pgworkd'""",
     "schema": "SELECT n.nspname, n.nspacl FROM pg_namespace n WHERE OURS",
+    # counted from the first one: the other database may have been made before midnight
     "days": """
-        SELECT c.relname, pg_get_expr(c.relpartbound, c.oid)
-        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE OURS AND c.relname ~ DAY AND c.relkind = 'r'""",
+        SELECT 'day ' || day - min(day) OVER (),
+               replace(replace(bound, day::text, 'its day'), (day + 1)::text, 'the next')
+        FROM (SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS day, pg_get_expr(c.relpartbound, c.oid) AS bound
+              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+              WHERE OURS AND c.relname ~ DAY AND c.relkind = 'r') d""",
     "version": "SELECT 'version', v.version FROM pgworkd.schema_version v",
 }
 
