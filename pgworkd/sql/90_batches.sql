@@ -108,7 +108,8 @@ BEGIN
             'batch "%" comes with counters, as from a dump of data only: '
             'its jobs would be counted twice', NEW.name
             USING ERRCODE = '55000',
-                HINT = 'Restore with --disable-triggers; a new batch begins without counters.';
+                HINT = 'Restore under SET session_replication_role = replica; a new batch begins '
+                       'without counters.';
     END IF;
     IF NEW.parent_id IS NOT NULL THEN
         v_parent := enter_batch(NEW.parent_id, 'children');

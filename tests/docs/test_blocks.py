@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -148,8 +148,8 @@ async def reader(server_dsn: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("page", [name for name in NAMES if name != "README.md"])
-async def test_the_blocks_of_a_page_run_as_they_stand(page: str, dsn: str, tmp_path: Path) -> None:
-    await run_all(page, dsn, dsn, tmp_path)
+async def test_the_blocks_of_a_page_run_as_they_stand(page: str, dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+    await run_all(page, dsn, dsn, tmp_path, {"NEW_DSN": empty_dsn})
 
 
 @pytest.mark.usefixtures("reader")
@@ -157,14 +157,16 @@ async def test_the_blocks_of_the_readme_run_as_they_stand(server_dsn: str, tmp_p
     await run_all("README.md", ADDRESS, server_dsn, tmp_path)
 
 
-async def run_all(page: str, dsn: str, server_dsn: str, directory: Path) -> None:
+async def run_all(
+    page: str, dsn: str, server_dsn: str, directory: Path, environ: Mapping[str, str] | None = None
+) -> None:
     setting = SETTINGS.get(page, Setting())
     port = str(urlsplit(server_dsn).port or 5432)
     connection = await asyncpg.connect(dsn, port=int(port))
     if setting.tables:
         await connection.execute(setting.tables)
     names = {"dsn": dsn, "connection": connection}
-    sandbox = Sandbox(dsn, directory, {"PGPORT": port, "PGWORKD_APP": "jobs:app"}, names)
+    sandbox = Sandbox(dsn, directory, {"PGPORT": port, "PGWORKD_APP": "jobs:app", **(environ or {})}, names)
     daemon = setting.daemon
     try:
         for block in in_order(page):

@@ -17,6 +17,16 @@ from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.server import binaries
 
 DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-table-data=pgworkd.schema_version"]
+RESTORE = ("psql", "-X", "-v", "ON_ERROR_STOP=1", "--single-transaction")
+REPLICA = ("-c", "SET session_replication_role = replica")
+YESTERDAY = """
+    DO $$ DECLARE v_day date := (now() AT TIME ZONE 'UTC')::date - 1; BEGIN
+        EXECUTE format('CREATE TABLE pgworkd.%I PARTITION OF pgworkd.finished_jobs FOR VALUES FROM (%L) TO (%L)',
+                       to_char(v_day, '"finished_jobs_"YYYYMMDD'), v_day::timestamp AT TIME ZONE 'UTC',
+                       (v_day + 1)::timestamp AT TIME ZONE 'UTC');
+    END $$;
+    UPDATE pgworkd.finished_jobs SET finished_at = finished_at - interval '1 day'"""
+"""The dump has a day that a schema of today has not."""
 COUNTS = "SELECT total, done, completed, dead FROM pgworkd.batch_progress ORDER BY name"
 
 
@@ -69,18 +79,20 @@ async def test_a_data_only_restore_works_without_triggers_or_is_refused(
     dsn: str, db: asyncpg.Connection[Any], empty_dsn: str, tool: Any, *, as_documented: bool
 ) -> None:
     await some_work(dsn, db)
-    how = [*DATA, "--disable-triggers"] if as_documented else DATA
-    dump = tool("pg_dump", *how, dsn)
+    await db.execute(YESTERDAY)
+    assert (
+        await db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs WHERE finished_at < now() - '12 h'::interval") > 3
+    )
+    dump = tool("pg_dump", *DATA, dsn)
     other = await asyncpg.connect(empty_dsn)
     await other.execute(schema.text())
     try:
-        restore = ("psql", "-X", "-v", "ON_ERROR_STOP=1", "-1", empty_dsn)
         if not as_documented:
-            with pytest.raises(RuntimeError, match=r"counters, as from a dump of data only(.|\n)*--disable-triggers"):
-                tool(*restore, data=dump)
+            with pytest.raises(RuntimeError, match=r"counters, as from a dump of data only(.|\n)*= replica"):
+                tool(*RESTORE, "-f", "-", empty_dsn, data=dump)
             assert await other.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
             return
-        tool(*restore, data=dump)
+        tool(*RESTORE, *REPLICA, "-f", "-", empty_dsn, data=dump)
         assert await everything(other) == await everything(db)
         assert [tuple(row) for row in await other.fetch(COUNTS)] == [(3, 3, 3, 0), (6, 2, 2, 0)]
         async with running(app_of_one(), empty_dsn):
@@ -113,15 +125,7 @@ async def test_deferred_effects_survive_a_dump_and_a_reset_sequence(
             assert await db.fetchval("SELECT pgworkd.settle_completed($1, '{1}', '{NULL}')", [first]) == [first]
         assert await db.fetchval("SELECT count(*) FROM pgworkd.pending_effects") == 2
         await other.execute(schema.text())
-        tool(
-            "psql",
-            "-X",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-1",
-            empty_dsn,
-            data=tool("pg_dump", *DATA, "--disable-triggers", dsn),
-        )
+        tool(*RESTORE, *REPLICA, "-f", "-", empty_dsn, data=tool("pg_dump", *DATA, dsn))
         assert await everything(other) == await everything(db)
         await other.execute("SELECT setval('pgworkd.pending_effects_id_seq', 1, false)")
         await other.execute("SELECT pgworkd.mend_sequences()")  # as migrate does
