@@ -44,6 +44,10 @@ LEASE_S, HEARTBEAT_S = 10.0, 2.5
 POLL_S = 2.0
 AGAIN_S = 5.0
 """Before another start, after one that failed for a reason that waiting alone may not cure."""
+OCCURRENCES_S = 1.0
+"""At most this often the schedules are read because jobs ended that were claimed through another gateway, and of which
+this one does not know whether they were occurrences.
+"""
 STOP_S = 10.0
 """How long a stop waits for claims under way, and for what they have to give back."""
 
@@ -105,6 +109,7 @@ class RemoteService:
         )
         self._tasks: TaskGroup | None = None
         self._stop = anyio.Event()
+        self._unknown_ended = anyio.Event()
         self.ready = anyio.Event()
         """Set when it serves for the first time."""
 
@@ -181,6 +186,7 @@ class RemoteService:
                 tasks.start_soon(part.run, name=type(part).__name__)
             tasks.start_soon(self._signals.tick)
             tasks.start_soon(self._close_idle_pools)
+            tasks.start_soon(self._follow_unknown)
             self._tasks = tasks
             self.ready.set()
             await self._stop.wait()
@@ -233,6 +239,13 @@ class RemoteService:
                     except PgworkdError as error:  # rescue() deletes it with our registration
                         outage.failed(error)
 
+    async def _follow_unknown(self) -> None:
+        while True:
+            await self._unknown_ended.wait()
+            self._unknown_ended = anyio.Event()
+            self._maintenance.schedules_changed()
+            await anyio.sleep(OCCURRENCES_S)
+
     # What has ended.
 
     def _settled(self, ended: Sequence[Ended]) -> None:
@@ -242,6 +255,7 @@ class RemoteService:
         for attempt, outcome, status in ended:
             if attempt is None:  # claimed through another gateway: anything may have been freed
                 self.queues.claim_soon()
+                self._unknown_ended.set()
             else:
                 attempt.ended = now
                 counted["released" if status == "pending" else status].append(attempt)
