@@ -51,20 +51,27 @@ _MASKS = (
 )
 
 
-def programs() -> list[Path]:
-    """The newest psql and pg_dump of the embedded binaries; without those, what PATH has."""
-    found = [binaries() / name for name in ("psql", "pg_dump")]
+def programs(pg_bin: Path | None = None) -> list[Path]:
+    """psql and pg_dump of the server's version (see `binaries`); without those, what PATH has."""
+    found = [binaries(pg_bin) / name for name in ("psql", "pg_dump")]
     return found if found[0].exists() else []
 
 
 class Sandbox:
     """The setting of one page."""
 
-    def __init__(self, dsn: str, directory: Path, environ: Mapping[str, str], names: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        directory: Path,
+        environ: Mapping[str, str],
+        names: Mapping[str, Any],
+        pg_bin: Path | None = None,
+    ) -> None:
         self.directory = directory
         venv = Path(sys.executable).parent
         (directory / "bin").mkdir()
-        for program in programs():
+        for program in programs(pg_bin):
             (directory / "bin" / program.name).symlink_to(program)
         self.environ = {
             **_PLAIN,

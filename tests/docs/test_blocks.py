@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -148,17 +148,21 @@ async def reader(server_dsn: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("page", [name for name in NAMES if name != "README.md"])
-async def test_the_blocks_of_a_page_run_as_they_stand(page: str, dsn: str, empty_dsn: str, tmp_path: Path) -> None:
-    await run_all(page, dsn, dsn, tmp_path, {"NEW_DSN": empty_dsn})
+async def test_the_blocks_of_a_page_run_as_they_stand(
+    page: str, dsn: str, empty_dsn: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    await run_all(page, dsn, dsn, tmp_path, pytestconfig.getoption("--pg-bin"), empty_dsn)
 
 
 @pytest.mark.usefixtures("reader")
-async def test_the_blocks_of_the_readme_run_as_they_stand(server_dsn: str, tmp_path: Path) -> None:
-    await run_all("README.md", ADDRESS, server_dsn, tmp_path)
+async def test_the_blocks_of_the_readme_run_as_they_stand(
+    server_dsn: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    await run_all("README.md", ADDRESS, server_dsn, tmp_path, pytestconfig.getoption("--pg-bin"))
 
 
 async def run_all(
-    page: str, dsn: str, server_dsn: str, directory: Path, environ: Mapping[str, str] | None = None
+    page: str, dsn: str, server_dsn: str, directory: Path, pg_bin: Path | None, new_dsn: str = ""
 ) -> None:
     setting = SETTINGS.get(page, Setting())
     port = str(urlsplit(server_dsn).port or 5432)
@@ -166,7 +170,8 @@ async def run_all(
     if setting.tables:
         await connection.execute(setting.tables)
     names = {"dsn": dsn, "connection": connection}
-    sandbox = Sandbox(dsn, directory, {"PGPORT": port, "PGWORKD_APP": "jobs:app", **(environ or {})}, names)
+    environ = {"PGPORT": port, "PGWORKD_APP": "jobs:app", "NEW_DSN": new_dsn}
+    sandbox = Sandbox(dsn, directory, environ, names, pg_bin)
     daemon = setting.daemon
     try:
         for block in in_order(page):
