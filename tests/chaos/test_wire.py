@@ -5,10 +5,14 @@ No job is lost, duplicated or stuck, and the caller learns the outcome, or that 
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.chaos.wire import OPERATIONS
 from tests.chaos.wire_kit import Operation, sweep
+from tests.chaos.wire_routes import Route
+from tests.http.test_access import routes
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
@@ -16,3 +20,14 @@ async def test_an_operation_survives_a_cut_before_any_message(dsn: str, operatio
     figures = await sweep(operation, dsn, operation.stride)
     print(figures.row)  # noqa: T201
     assert figures.violations == []
+
+
+def test_every_route_that_changes_something_is_swept() -> None:
+    swept = {operation.name.partition(",")[0] for operation in OPERATIONS if issubclass(operation, Route)}
+    swept.add("POST /v1/jobs/{operation}")  # as retry
+    wanted = {f"{method} {path}" for method, path in routes() if method != "GET"}
+    assert {_plain(each) for each in wanted} - {_plain(each) for each in swept} == set()
+
+
+def _plain(route: str) -> str:
+    return re.sub(r"\{\w+\}", "{}", route)

@@ -11,7 +11,17 @@ import sys
 from pathlib import Path
 
 from pgworkd.database import schema
-from tests.chaos import wire_client, wire_daemon, wire_engine, wire_remote, wire_routes, wire_settle, wire_signals
+from tests.chaos import (
+    wire_client,
+    wire_daemon,
+    wire_engine,
+    wire_operators,
+    wire_remote,
+    wire_routes,
+    wire_settle,
+    wire_signals,
+    wire_workers,
+)
 from tests.chaos.wire_kit import HEAD, Figures, Operation, sweep
 from tests.kits.server import create_database, create_template, start_test_server
 
@@ -48,6 +58,8 @@ OPERATIONS: list[type[Operation]] = [
     wire_remote.RemoteExtend,
     wire_remote.RemoteAbandon,
     *wire_routes.ROUTES,
+    *wire_operators.ROUTES,
+    *wire_workers.ROUTES,
     wire_client.Migrate,
 ]
 

@@ -1,4 +1,4 @@
-"""Routes of the gateway for the sweep: its connection to the database breaks before any message of a request.
+"""Routes of producers for the sweep: the gateway's connection to the database breaks before any message of a request.
 
 The answer has to say what is known: a success, that it was done; `unavailable` or `busy`, that it was not;
 `outcome-unknown`, neither. The same request again then does what is left to do.
@@ -7,15 +7,30 @@ The answer has to say what is known: a success, that it was done; `unavailable` 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
+
+import httpx
 
 from tests.chaos.wire_kit import Operation, Told, differs
 from tests.kits.daemon import insert
 from tests.kits.gateway import Caller, calling
 
 _UNDONE = {"unavailable", "busy", "timeout"}
+
+
+def slug_of(answer: httpx.Response) -> str:
+    """Which problem a failure is, of those that a cut may cause."""
+    assert answer.status_code in (503, 504), answer.text
+    return str(answer.json()["type"].rpartition("/")[2])
+
+
+def told_by_problem(slug: str) -> Told:
+    """What a problem tells the caller."""
+    return "not done" if slug in _UNDONE else "unknown"
 
 
 class Route(Operation):
@@ -27,26 +42,32 @@ class Route(Operation):
     sql: ClassVar[str]
     """Whether it is done; $1 is `self.key`."""
     repeats: ClassVar[bool] = True
-    headers: ClassVar[dict[str, str]] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
+    serves: Mapping[str, Any] = MappingProxyType({"connections_max": 2})
+    """Options of the gateway. Waiting for results has a connection of its own, made before the cut is armed."""
 
     async def prepare(self) -> None:
         self.stack = AsyncExitStack()
         self.key: Any = self.queue
         self.path, self.body = "", None  # type: tuple[str, Any]
+        self.more: dict[str, Any] = {}
         await self.given()
-        # Waiting for results has a connection of its own, which is made before the cut is armed.
-        self.call: Caller = await self.stack.enter_async_context(calling(self.scene.proxy.dsn, connections_max=2))
+        self.call: Caller = await self.stack.enter_async_context(calling(self.scene.proxy.dsn, **self.serves))
 
     async def given(self) -> None:
         """What is there before."""
 
+    def path_of(self, **parameters: object) -> str:
+        """The path of the route that the operation is named after."""
+        return self.name.partition(" ")[2].partition(",")[0].format(**parameters)
+
     async def send(self) -> Told:
-        answer = await self.call(self.method, self.path, self.body, headers=dict(self.headers))
-        if answer.is_success:
-            return "done"
-        slug = answer.json()["type"].rpartition("/")[2]
-        assert answer.status_code in (503, 504), answer.text
-        return "not done" if slug in _UNDONE else "unknown"
+        self.answer = await self.call(self.method, self.path, self.body, headers=dict(self.headers), **self.more)
+        return self.told_by_success() if self.answer.is_success else told_by_problem(slug_of(self.answer))
+
+    def told_by_success(self) -> Told:
+        """What `self.answer` says, which is a success."""
+        return "done"
 
     async def attempt(self) -> Told:
         return await self.send()
@@ -113,18 +134,6 @@ class Tree(Route):
         self.body = {"name": self.queue, "queue": self.queue, "children": [child, {**child, "name": f"{self.queue} b"}]}
 
 
-class Seal(Route):
-    """A batch that is sealed already stays so."""
-
-    name = "POST /v1/batches/{id}/seal"
-    sql = "SELECT sealed_at IS NOT NULL FROM pgworkd.batches WHERE id = $1"
-
-    async def given(self) -> None:
-        made = "SELECT id FROM pgworkd.create_batch($1, $1)"
-        self.key = await self.db.fetchval(made, self.queue)
-        self.path = f"/v1/batches/{self.key}/seal"
-
-
 class Cancel(Route):
     """Cancelled once."""
 
@@ -141,7 +150,7 @@ class Edit(Route):
 
     name, method, repeats = "PATCH /v1/jobs/{id}", "PATCH", False
     sql = "SELECT priority = 7 FROM pgworkd.jobs WHERE id = $1"
-    headers: ClassVar[dict[str, str]] = {"If-Match": "*"}
+    headers = MappingProxyType({"If-Match": "*"})
 
     async def given(self) -> None:
         self.key = await insert(self.db, self.queue)
@@ -160,63 +169,86 @@ class Replay(Route):
         self.path, self.body = f"/v1/jobs/{job_id}/replay", {}
 
 
-class RetryMany(Route):
-    """All dead jobs of a queue."""
+class Workflow(Route):
+    """Jobs that depend on each other: all, or none."""
 
-    name = "POST /v1/jobs/retry"
-    sql = "SELECT count(*) = 0 FROM pgworkd.jobs WHERE queue = $1 AND status = 'dead'"
-
-    async def given(self) -> None:
-        for _ in range(3):
-            await insert(self.db, self.queue)
-        await self.db.execute("UPDATE pgworkd.jobs SET status = 'dead' WHERE queue = $1", self.queue)
-        self.path, self.body = "/v1/jobs/retry", {"queue": self.queue, "status": "dead"}
-
-
-class SetQueue(Route):
-    """A setting."""
-
-    name, method = "PATCH /v1/queues/{queue}", "PATCH"
-    sql = "SELECT coalesce((SELECT concurrency = 3 FROM pgworkd.queues WHERE name = $1), false)"
+    name, repeats = "POST /v1/workflows", False
+    sql = "SELECT CASE count(*) WHEN 0 THEN false WHEN 2 THEN true END FROM pgworkd.jobs WHERE queue = $1"
 
     async def given(self) -> None:
-        self.key = "one"  # the answer is made from a list of all: it must not grow from cut to cut
-        await self.db.execute("DELETE FROM pgworkd.queues")
-        self.path, self.body = "/v1/queues/one", {"concurrency": 3}
+        steps = [{"name": "a", "queue": self.queue}, {"name": "b", "queue": self.queue, "after": ["a"]}]
+        self.path, self.body = "/v1/workflows", {"jobs": steps}
 
 
-class Pause(Route):
-    """A pause."""
+class Stream(Route):
+    """Two steps of lines: all, or none."""
 
-    name = "POST /v1/queues/{queue}/pause"
-    sql = "SELECT coalesce((SELECT paused_until > now() FROM pgworkd.queues WHERE name = $1), false)"
-
-    async def given(self) -> None:
-        self.key = "one"
-        await self.db.execute("DELETE FROM pgworkd.queues")
-        self.path, self.body = "/v1/queues/one/pause", {"for_s": 3600}
-
-
-class PutSchedule(Route):
-    """A schedule."""
-
-    name, method = "PUT /v1/schedules/{name}", "PUT"
-    sql = "SELECT count(*) = 1 FROM pgworkd.schedules WHERE name = $1"
+    name, repeats = "POST /v1/jobs/stream", False
+    sql = "SELECT CASE count(*) WHEN 0 THEN false WHEN 2500 THEN true END FROM pgworkd.jobs WHERE queue = $1"
+    headers = MappingProxyType({"Content-Type": "application/x-ndjson"})
 
     async def given(self) -> None:
-        self.key = "one"
-        await self.db.execute("DELETE FROM pgworkd.schedules")
-        self.path, self.body = "/v1/schedules/one", {"queue": "one", "every_s": 3600}
+        self.path = "/v1/jobs/stream"
+        self.more = {"content": (json.dumps({"queue": self.queue}) + "\n") * 2500}
 
 
-class AddToken(Route):
-    """A token, which is told once."""
-
-    name, repeats = "POST /v1/tokens", False
-    sql = "SELECT count(*) = 1 FROM pgworkd.tokens WHERE name = $1"
+class _OfBatch(Route):
+    """What is done to a batch; $1 is its id."""
 
     async def given(self) -> None:
-        self.path, self.body = "/v1/tokens", {"name": self.queue, "scopes": {"read": None}}
+        self.key = await self.db.fetchval("SELECT id FROM pgworkd.create_batch($1, $1)", self.queue)
+        self.path = self.path_of(id=self.key)
+
+
+class AddJobs(_OfBatch):
+    """All, or none."""
+
+    name, repeats = "POST /v1/batches/{id}/jobs", False
+    sql = "SELECT CASE count(*) WHEN 0 THEN false WHEN 3 THEN true END FROM pgworkd.jobs WHERE batch_id = $1"
+
+    async def given(self) -> None:
+        await super().given()
+        self.body = {"payloads": [{}, {}, {}]}
+
+
+class AddChild(_OfBatch):
+    """Its name makes a repetition harmless."""
+
+    name = "POST /v1/batches/{id}/children"
+    sql = "SELECT count(*) = 1 FROM pgworkd.batches WHERE parent_id = $1"
+
+    async def given(self) -> None:
+        await super().given()
+        self.body = {"name": "child", "payloads": [{}]}
+
+
+class CancelBatch(_OfBatch):
+    """With its jobs."""
+
+    name = "POST /v1/batches/{id}/cancel"
+    sql = "SELECT cancelled_at IS NOT NULL FROM pgworkd.batches WHERE id = $1"
+
+    async def given(self) -> None:
+        await super().given()
+        await self.db.fetch("SELECT pgworkd.add_jobs($1, ARRAY['{}'::jsonb])", self.key)
+
+
+class DeleteBatch(_OfBatch):
+    """A finished one."""
+
+    name, method, repeats = "DELETE /v1/batches/{id}", "DELETE", False
+    sql = "SELECT count(*) = 0 FROM pgworkd.batches WHERE id = $1"
+
+    async def given(self) -> None:
+        await super().given()
+        await self.db.fetch("SELECT pgworkd.seal_batch($1)", self.key)
+
+
+class Seal(_OfBatch):
+    """A batch that is sealed already stays so."""
+
+    name = "POST /v1/batches/{id}/seal"
+    sql = "SELECT sealed_at IS NOT NULL FROM pgworkd.batches WHERE id = $1"
 
 
 class Read(Route):
@@ -234,6 +266,6 @@ class Read(Route):
 
 
 ROUTES: list[type[Operation]] = [
-    *(CreateJob, PutJob, Bulk, Tree, Seal, Cancel, Edit, Replay, RetryMany, SetQueue, Pause, PutSchedule, AddToken),
-    Read,
+    *(CreateJob, PutJob, Bulk, Stream, Workflow, Cancel, Edit, Replay),
+    *(Tree, AddChild, AddJobs, Seal, CancelBatch, DeleteBatch, Read),
 ]

@@ -84,6 +84,13 @@ class Proxy:
         login = parts.netloc.rpartition("@")[0]
         self.dsn = urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{self.port}"))
 
+    async def silence(self, for_s: float) -> None:
+        """Waits until no message has passed for `for_s` seconds."""
+        seen = -1
+        while seen != self._messages:
+            seen = self._messages
+            await anyio.sleep(for_s)
+
     @property
     def mode(self) -> Mode:
         """May be set at any time."""
