@@ -16,14 +16,14 @@ from tests.chaos.wire_kit import STUCK_S, Operation, Told, differs, rows_of
 from tests.chaos.wire_routes import Route, slug_of, told_by_problem
 from tests.kits.daemon import insert, until
 
-_SILENT_S = 0.1
+_SILENT_S = 0.04
 """So long no message passes once a gateway has started."""
 
 
 class Service(Route):
     """A gateway that serves workers; its own beats and maintenance, every few seconds, may be cut as well."""
 
-    stride: ClassVar[int] = 5
+    stride: ClassVar[int] = 11
     serves = MappingProxyType({"connections_max": 2, "workers": True})
 
     async def prepare(self) -> None:
