@@ -16,7 +16,7 @@ from tests.chaos.wire_kit import STUCK_S, Operation, Told, differs, rows_of
 from tests.chaos.wire_routes import Route, slug_of, told_by_problem
 from tests.kits.daemon import insert, until
 
-_SILENT_S = 0.04
+_SILENT_S = 0.1
 """So long no message passes once a gateway has started."""
 
 
@@ -27,8 +27,12 @@ class Service(Route):
     serves = MappingProxyType({"connections_max": 2, "workers": True})
 
     async def prepare(self) -> None:
+        before = await self.db.fetchval(
+            "SELECT coalesce(max(id), 0) FROM pgworkd.workers"
+        )  # a gateway that was cut off
         await super().prepare()
-        await until(lambda: self.db.fetchval("SELECT count(*) > 0 FROM pgworkd.workers WHERE kind = 'gateway'"))
+        begun = "SELECT count(*) > 0 FROM pgworkd.workers WHERE kind = 'gateway' AND id > $1"
+        await until(lambda: self.db.fetchval(begun, before))
         await self.scene.proxy.silence(_SILENT_S)
 
 
