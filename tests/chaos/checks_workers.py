@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import BEARABLE_S, RESCUE_S, TIMES
-from tests.chaos.verdict import check, kept_away_s
+from tests.chaos.verdict import check, kept_away_s, situation
 
 TAKEN_BACK_S_MAX = TIMES["lease_s"] + RESCUE_S + TIMES["poll_s"] + 2.0
 RESUMED_S_MAX = 5.0
@@ -28,7 +28,8 @@ def leases(evidence: Evidence) -> Iterable[str | None]:
     """A daemon loses its lease only if it was blocked for longer than its lease allows."""
     for note in evidence.of("daemon.ready", "lease.lost"):
         kept_s = kept_away_s(evidence, note.by)
-        yield None if note.event == "daemon.ready" or kept_s >= BEARABLE_S else f"{note.by} was away for {kept_s:.2f} s"
+        fine = note.event == "daemon.ready" or kept_s >= BEARABLE_S
+        yield None if fine else f"{note.by} was away for {kept_s:.2f} s; {situation(evidence, note)}"
 
 
 @check

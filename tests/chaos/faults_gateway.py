@@ -36,15 +36,7 @@ async def kill_gateway(fleet: Fleet, gateways: Gateways, gateway: Gateway) -> No
 async def kill_gateway_at_a_point(fleet: Fleet, gateways: Gateways, gateway: Gateway) -> None:
     """It kills itself just before, or just after, a database call: between a claim and its answer."""
     point = f"{fleet.dice.choice(['before', 'after'])} {fleet.dice.choice(POINTS)}"
-    process = gateway.process
-    assert process is not None
-    assert process.stdin is not None
-    process.stdin.write(f"{point}\n".encode())
-    process.stdin.flush()
-    with anyio.move_on_after(10):
-        while process.poll() is None:
-            await anyio.sleep(0.02)
-    await gateways.absent(gateway)
+    await gateways.kill_at(gateway, point)
 
 
 @gateway_fault
@@ -100,5 +92,4 @@ async def half_open_gateway(fleet: Fleet, gateways: Gateways, gateway: Gateway) 
 @gateway_fault
 async def cut_gateway(fleet: Fleet, gateways: Gateways, gateway: Gateway) -> None:
     """All its connections to Postgres are reset."""
-    gateway.proxy.cut()
-    await gateways.absent(gateway, 0.5)
+    gateways.cut(gateway)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import socket
 import subprocess
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from tests.chaos.fleet import Fleet, Member
 
 READY_S_MAX = 30.0
+COMES_S_MAX = 10.0
+"""How long a fault waits for a gateway to come to the point at which it kills itself."""
 
 
 class Gateway:
@@ -32,6 +36,8 @@ class Gateway:
         self.process: subprocess.Popen[bytes] | None = None
         self.expected: int | None = None
         """The exit code of a stop that was asked for."""
+        self.returns = 0
+        """How often it has served again after an exit."""
 
     @property
     def alive(self) -> bool:
@@ -87,64 +93,88 @@ class Gateways:
         self._fleet.note("gateway_started", name=gateway.name)
 
     async def _mind(self, gateway: Gateway) -> None:
-        """Records each exit, and restarts it as systemd would."""
+        """Records each exit, restarts it as systemd would, and notes how long its workers were without it."""
         while not self._fleet.ending:
             while gateway.alive:
                 await anyio.sleep(0.02)
             if gateway.process is not None and not self._fleet.ending:
-                code = gateway.process.returncode
+                died_s, code = now_s(), gateway.process.returncode
+                members = self.members(gateway)
                 self._fleet.note("gateway_exit", name=gateway.name, code=code, expected=gateway.expected)
                 await anyio.sleep(self._fleet.dice.uniform(0, 0.5))
                 self._spawn(gateway)
+                await self.is_serving(gateway)
+                self._absent(gateway, died_s, members)
+                gateway.returns += 1
 
     async def is_serving(self, gateway: Gateway) -> None:
-        """Waits until it answers."""
+        """Waits until it answers, or has ended again."""
         url = f"http://127.0.0.1:{gateway.port}/healthz"
         with anyio.move_on_after(READY_S_MAX):
-            while not await run_sync(_answers, url):
+            while gateway.alive and not await run_sync(_answers, url):
                 await anyio.sleep(0.05)
 
-    async def absent(self, gateway: Gateway, for_s: float | None = None) -> None:
-        """Notes how long its workers were without it: until it answers again, or for that long, just over."""
-        began_s = now_s() - (for_s or 0.0)
-        if for_s is None:
-            await self.is_serving(gateway)
-        for member in self.members(gateway):
-            self._fleet.note("isolated", name=member.name, since_s=began_s, until_s=now_s())
+    def _absent(self, gateway: Gateway, since_s: float, members: Sequence[Member] = ()) -> None:
+        """Notes that its workers, and `members`, were without it until now."""
+        for name in {member.name for member in (*members, *self.members(gateway))}:
+            self._fleet.note("isolated", name=name, since_s=since_s, until_s=now_s())
         self._fleet.disturb()
+
+    async def _has_returned(self, gateway: Gateway, returns: int) -> None:
+        with anyio.move_on_after(2 * READY_S_MAX):
+            while gateway.returns == returns:
+                await anyio.sleep(0.02)
 
     async def kill(self, gateway: Gateway) -> None:
         """SIGKILL; returns when it is there again."""
+        returns = gateway.returns
         self._fleet.note("gateway_killed", name=gateway.name)
         if gateway.process is not None:
             gateway.process.kill()
-            gateway.process.wait()
-        await self.absent(gateway)
+        await self._has_returned(gateway, returns)
+
+    async def kill_at(self, gateway: Gateway, point: str) -> None:
+        """It kills itself when it next comes to that point: within this call, later, or never."""
+        returns, process = gateway.returns, gateway.process
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # it has just come to an earlier one
+            process.stdin.write(f"{point}\n".encode())
+            process.stdin.flush()
+        with anyio.move_on_after(COMES_S_MAX):
+            while process.poll() is None:
+                await anyio.sleep(0.02)
+            await self._has_returned(gateway, returns)
 
     async def terminate(self, gateway: Gateway) -> None:
         """SIGTERM: it has to end with 0."""
+        returns = gateway.returns
         gateway.expected = 0
         if gateway.process is not None:
             gateway.process.terminate()
-        await anyio.sleep(0.05)
-        while gateway.expected is not None:
-            await anyio.sleep(0.02)
-        await self.absent(gateway)
+        await self._has_returned(gateway, returns)
 
     async def freeze(self, gateway: Gateway, for_s: float) -> None:
         """SIGSTOP for a while."""
         if gateway.process is not None:
+            began_s, members = now_s(), self.members(gateway)
             gateway.process.send_signal(signal.SIGSTOP)
             await anyio.sleep(for_s)
             gateway.process.send_signal(signal.SIGCONT)
-        await self.absent(gateway, for_s)
+            self._absent(gateway, began_s, members)
 
     async def isolate(self, gateway: Gateway, mode: Mode, for_s: float) -> None:
         """It cannot reach Postgres for a while."""
+        began_s, members = now_s(), self.members(gateway)
         gateway.proxy.mode = mode
         await anyio.sleep(for_s)
         gateway.proxy.mode = "pass"
-        await self.absent(gateway, for_s)
+        self._absent(gateway, began_s, members)
+
+    def cut(self, gateway: Gateway) -> None:
+        """All its connections to Postgres are reset."""
+        gateway.proxy.cut()
+        self._absent(gateway, now_s())
 
     def stop(self) -> None:
         """At the end of the run."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import TIMES
+from tests.chaos.history import Note
 
 
 class Verdict(NamedTuple):
@@ -41,3 +42,19 @@ def kept_away_s(evidence: Evidence, name: str) -> float:
         until_s = max(until_s, span.until_s)
         longest_s = max(longest_s, until_s - since_s)
     return longest_s
+
+
+BEFORE_S = 2 * TIMES["lease_s"]
+
+
+def situation(evidence: Evidence, note: Note) -> str:
+    """When that happened, as the run prints it, and what was done to the fleet just before."""
+    faults = evidence.of("fault", "fault_over")
+    began_s = faults[0].at_s if faults else note.at_s
+    done = evidence.of("fault", "fault_over", "gateway_exit", "gateway_started", "exit", "dies")
+    before = [
+        f"{each.at_s - began_s:.1f} s {each.event} {each.facts.get('name', each.by)}"
+        for each in done
+        if note.at_s - BEFORE_S <= each.at_s <= note.at_s
+    ]
+    return f"at {note.at_s - began_s:.1f} s, after {', '.join(before) or 'nothing'}"
