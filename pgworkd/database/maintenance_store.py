@@ -30,6 +30,10 @@ class Rescued(NamedTuple):
     error: str
     overdue: bool = False
 
+    def facts(self) -> dict[str, object]:
+        """The facts that every event about this attempt carries, as `Attempt.facts`."""
+        return {"job_id": str(self.id), "queue": self.queue, "kind": self.kind, "attempt": self.attempt}
+
 
 _RESCUE = """SELECT id, queue, kind, attempt, status, worker_id, worker, error, false FROM pgworkd.rescue($1, $2)
     UNION ALL

@@ -15,6 +15,7 @@ from pgworkd.database import settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import ClaimOrder, Claims
 from pgworkd.database.connection import Connection, ConnectionOptions
+from pgworkd.database.schedule_store import Occurrence, columns
 from pgworkd.database.store import LOCK_TIMEOUT_S, FailedAttempt
 from pgworkd.words.registration import Registration, token_of
 
@@ -48,6 +49,9 @@ _SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead
     JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
     WHERE a.id = ANY ($1) AND coalesce(a.worker_id, s.worker) = s.worker
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
+_OCCURRENCES = """SELECT j.schedule::text, extract(epoch FROM j.occurrence)::float8,
+    greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8
+    FROM pgworkd.jobs j WHERE j.id = ANY ($1) AND j.schedule IS NOT NULL AND j.worker_id IS NOT NULL"""
 RENEWED, LOST, LOCKED = "renewed", "lost", "locked"
 
 
@@ -203,23 +207,31 @@ class RemoteStore:
         self,
         held: Sequence[Held],
         results: Sequence[str | None],
+        following: Sequence[Occurrence] = (),
         began_ago_s: Sequence[float | None] | None = None,
         *,
         skip_locked: bool = False,
     ) -> set[UUID]:
         """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
         ids, attempts, *fence = _columns(held)
-        args = (ids, attempts, results if any(results) else None, None, None, None, None, None, began_ago_s)
+        args = (ids, attempts, results if any(results) else None, *_following(following), None, None, began_ago_s)
         return set(await self._settles.value(_FENCED[settle_statements.COMPLETED, skip_locked], *args, *fence))
 
-    async def complete_on(self, connection: Any, held: Held, result: str | None) -> bool:
+    async def complete_on(
+        self, connection: Any, held: Held, result: str | None, following: Sequence[Occurrence] = ()
+    ) -> bool:
         """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""
         ids, attempts, *fence = _columns([held])
-        args = (ids, attempts, [result], None, None, None, None, None, None)
+        args = (ids, attempts, [result], *_following(following), None, None, None)
         return bool(await connection.fetchval(_FENCED[settle_statements.COMPLETED, False], *args, *fence))
 
     async def settle_failed(
-        self, held: Sequence[Held], failed: Sequence[FailedAttempt], *, skip_locked: bool = False
+        self,
+        held: Sequence[Held],
+        failed: Sequence[FailedAttempt],
+        following: Sequence[Occurrence] = (),
+        *,
+        skip_locked: bool = False,
     ) -> dict[UUID, str]:
         """Counts one failure each; the new status by id: failed, dead or cancelled.
 
@@ -227,7 +239,7 @@ class RemoteStore:
         """
         ids, attempts, *fence = _columns(held)
         more = [list(column) for column in zip(*(each[2:] for each in failed), strict=True)]
-        args = (ids, attempts, *more, None, None, None, None, None)
+        args = (ids, attempts, *more, *_following(following), None, None)
         rows = await self._settles.fetch(_FENCED[settle_statements.FAILED, skip_locked], *args, *fence)
         return {row[0]: row[1] for row in rows}
 
@@ -265,6 +277,10 @@ class RemoteStore:
         ids, attempts, *fence = _columns(held)
         return {row[0]: row[1] for row in await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)}
 
+    async def occurrences(self, ids: Sequence[UUID]) -> list[tuple[str, float, float]]:
+        """Those of these running jobs that are occurrences: schedule, its Unix time, seconds since it was claimed."""
+        return [(row[0], row[1], row[2]) for row in await self._settles.fetch(_OCCURRENCES, ids)]
+
     async def running(self, held: Sequence[Held]) -> set[UUID]:
         """Those of these attempts that still run, each under its worker."""
         ids, attempts, *fence = _columns(held)
@@ -279,6 +295,10 @@ class RemoteStore:
 
 def _columns(held: Sequence[Held]) -> list[list[Any]]:
     return [list(column) for column in zip(*held, strict=True)] if held else [[], [], [], [], []]
+
+
+def _following(occurrences: Sequence[Occurrence]) -> Sequence[Any]:
+    return columns(occurrences) if occurrences else (None, None, None)
 
 
 def _fenced(sql: str, parameters: int, *, skip: bool) -> str:

@@ -153,7 +153,7 @@ class InFlight:
             attempt.stop(reason)
 
 
-def began_ago_s(attempts: Sequence[Attempt]) -> list[float | None]:
-    """How many seconds ago the handler of each was called; None: it was not."""
+def began_ago_s(attempts: Sequence[Attempt | None]) -> list[float | None]:
+    """How many seconds ago the handler of each was called; None: it was not, as far as is known."""
     now = time.monotonic()
-    return [None if attempt.started is None else now - attempt.started for attempt in attempts]
+    return [None if each is None or each.started is None else now - each.started for each in attempts]

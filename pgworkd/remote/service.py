@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,7 +20,6 @@ from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.life.maintenance import Maintenance, Periods
-from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.life.startup import Startup
@@ -30,13 +29,15 @@ from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.remote.beats import Beats
 from pgworkd.remote.claims import RemoteClaims
+from pgworkd.remote.occurrences import Occurrences
 from pgworkd.remote.pool import IDLE_S, RemotePool
+from pgworkd.remote.queues import RemoteQueues
 from pgworkd.remote.settles import Ended, Settles
 from pgworkd.remote.watch import Watch
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words import events
 from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome, Reason
+from pgworkd.words.job import Ending, Outcome
 
 LEASE_S, HEARTBEAT_S = 10.0, 2.5
 """Of the gateway itself: as short as the shortest lease of a worker, which else is judged with a delay: see had_time().
@@ -44,44 +45,8 @@ LEASE_S, HEARTBEAT_S = 10.0, 2.5
 POLL_S = 2.0
 AGAIN_S = 5.0
 """Before another start, after one that failed for a reason that waiting alone may not cure."""
-OCCURRENCES_S = 1.0
-"""At most this often the schedules are read because jobs ended that were claimed through another gateway, and of which
-this one does not know whether they were occurrences.
-"""
 STOP_S = 10.0
 """How long a stop waits for claims under way, and for what they have to give back."""
-
-
-class RemoteQueues:
-    """The pools of all queues that somebody waits for: `ServedQueues`."""
-
-    def __init__(self, events_: Events) -> None:
-        self.pools: dict[str, RemotePool] = {}
-        self.overrides = QueueOverrides(self.pools, events_, self._refresh)
-        self.owner: WorkerLife | None = None
-        self.running = 0
-
-    @property
-    def names(self) -> Collection[str]:
-        """The queues."""
-        return list(self.pools)
-
-    def _refresh(self) -> None:
-        if self.owner is not None:
-            self.owner.renew_now()
-
-    def claim_soon(self) -> None:
-        """Wakes all pools."""
-        for pool in self.pools.values():
-            pool.claim_soon()
-
-    def release_unstarted(self, reason: Reason) -> None:
-        """Nothing is claimed ahead."""
-
-    def forget_announcements(self) -> None:
-        """Announces all pools again."""
-        for pool in self.pools.values():
-            pool.forget_announcement()
 
 
 class RemoteService:
@@ -101,7 +66,10 @@ class RemoteService:
         self.owner = self.queues.owner = self._make_owner()
         self._signals = self._make_signals()
         self._maintenance = self._make_maintenance()
-        self.settles = Settles(self.remote, self.workers, self.tallies, self._settled)
+        occurrences = Occurrences(
+            self.remote, self.workers, self._recurring, on_unknown=self._maintenance.schedules_changed
+        )
+        self.settles = Settles(self.remote, self.workers, occurrences, self.tallies, self._settled)
         self.beats = Beats(self.remote, self.workers, events_)
         self._watch = Watch(self.remote, self.workers, self.settles, events_)
         self.claims = RemoteClaims(
@@ -109,7 +77,6 @@ class RemoteService:
         )
         self._tasks: TaskGroup | None = None
         self._stop = anyio.Event()
-        self._unknown_ended = anyio.Event()
         self.ready = anyio.Event()
         """Set when it serves for the first time."""
 
@@ -186,7 +153,6 @@ class RemoteService:
                 tasks.start_soon(part.run, name=type(part).__name__)
             tasks.start_soon(self._signals.tick)
             tasks.start_soon(self._close_idle_pools)
-            tasks.start_soon(self._follow_unknown)
             self._tasks = tasks
             self.ready.set()
             await self._stop.wait()
@@ -239,13 +205,6 @@ class RemoteService:
                     except PgworkdError as error:  # rescue() deletes it with our registration
                         outage.failed(error)
 
-    async def _follow_unknown(self) -> None:
-        while True:
-            await self._unknown_ended.wait()
-            self._unknown_ended = anyio.Event()
-            self._maintenance.schedules_changed()
-            await anyio.sleep(OCCURRENCES_S)
-
     # What has ended.
 
     def _settled(self, ended: Sequence[Ended]) -> None:
@@ -255,7 +214,6 @@ class RemoteService:
         for attempt, outcome, status in ended:
             if attempt is None:  # claimed through another gateway: anything may have been freed
                 self.queues.claim_soon()
-                self._unknown_ended.set()
             else:
                 attempt.ended = now
                 counted["released" if status == "pending" else status].append(attempt)
@@ -264,8 +222,8 @@ class RemoteService:
             self.tallies.ended(status, attempts)
 
     def _wake(self, attempt: Attempt, outcome: Outcome, status: str) -> None:
-        if attempt.claimed.schedule is not None:
-            self._maintenance.schedules_changed()  # its next occurrence is needed now
+        if status == "expired":
+            self._maintenance.schedules_changed()  # it was skipped: the next occurrence of its schedule is needed now
         pool = self.queues.pools.get(attempt.queue)
         if attempt.claimed.is_suspect or attempt.claimed.serialize_key or (pool is not None and pool.limited):
             self.queues.claim_soon()
@@ -275,15 +233,7 @@ class RemoteService:
             pool.expect_also(outcome.delay_s or 0.0)
 
     def _died(self, rescued: Rescued) -> None:
-        self.events.emit(
-            *(events.JOB_DEAD,),
-            job_id=str(rescued.id),
-            queue=rescued.queue,
-            kind=rescued.kind,
-            attempt=rescued.attempt,
-            duration_s=None,
-            error=rescued.error,
-        )
+        self.events.emit(events.JOB_DEAD, **rescued.facts(), duration_s=None, error=rescued.error)
 
     async def restore_slots(self) -> None:
         """Stores the slots of all workers known here again: a crash of the server has lost them."""

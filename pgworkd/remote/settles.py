@@ -12,7 +12,7 @@ import enum
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import anyio
@@ -20,10 +20,12 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt
-from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.attempts import Attempt, began_ago_s
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
+from pgworkd.remote.occurrences import Following, Occurrences
 from pgworkd.remote.workers import RemoteWorkers
 from pgworkd.words.job import Ending, Outcome
 
@@ -87,11 +89,13 @@ class Settles:
         self,
         store: RemoteStore,
         workers: RemoteWorkers,
+        occurrences: Occurrences,
         tallies: Tallies,
         on_settled: Callable[[Sequence[Ended]], None],
     ) -> None:
         """`on_settled` gets those of each flush."""
-        self._store, self._workers, self._tallies, self._on_settled = store, workers, tallies, on_settled
+        self._store, self._workers, self._occurrences = store, workers, occurrences
+        self._tallies, self._on_settled = tallies, on_settled
         self._waiting: list[_Item] = []
         self._arrived = anyio.Event()
         self._skip_until = 0.0
@@ -117,9 +121,21 @@ class Settles:
 
         return answer
 
-    def settled(self, held: Held, outcome: Outcome, status: str) -> None:
-        """An attempt has been settled in a transaction of somebody else's."""
-        self._on_settled([Ended(self._workers.ended(held), outcome, status)])
+    async def complete_on(self, connection: Any, held: Held, result: str | None) -> Callable[[], Answer] | None:
+        """Completes a job in the transaction of a connection of the driver; None if the attempt runs no more.
+
+        What it returns is to be called when the transaction has committed.
+        """
+        following = await self._occurrences.following([held])
+        if not await self._store.complete_on(connection, held, result, following.occurrences):
+            return None
+
+        def committed() -> Answer:
+            self._occurrences.settled(following)
+            self._on_settled([Ended(self._workers.ended(held), Outcome(Ending.COMPLETED), "completed")])
+            return Answer(Settled.NOW, "completed")
+
+        return committed
 
     def release(self, held: Sequence[Held]) -> None:
         """Gives back, without a failure, what was claimed for somebody who has gone; repeated until it is done."""
@@ -184,7 +200,8 @@ class Settles:
         skip = anyio.current_time() < self._skip_until
         began = anyio.current_time()
         try:
-            statuses = await self._verbs[ending](self, items, skip=skip)
+            following = await self._following(ending, items)
+            statuses = await self._verbs[ending](self, items, following.occurrences, skip=skip)
             self._tallies.settle_s.observe(anyio.current_time() - began)
             missing = [item.held for item in items if item.held.job_id not in statuses]
             locked = await self._store.running(missing) if missing else set()
@@ -200,6 +217,7 @@ class Settles:
                 for item in items:
                     self._failed(item, error)
             return
+        self._occurrences.settled(following)
         workers, won = self._workers, [item for item in items if item.held.job_id in statuses]
         self._on_settled([Ended(workers.ended(each.held), each.outcome, statuses[each.held.job_id]) for each in won])
         for item in won:
@@ -236,14 +254,22 @@ class Settles:
         finally:
             self._put(item)
 
-    # One method per ending: items in, new statuses out.
+    async def _following(self, ending: Ending, items: Sequence[_Item]) -> Following:
+        if ending in (Ending.COMPLETED, Ending.FAILED):
+            return await self._occurrences.following(_held(items))
+        return Following()
 
-    async def _complete(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+    # One method per ending: items, and what follows them, in; new statuses out.
+
+    async def _complete(
+        self, items: Sequence[_Item], following: Sequence[Occurrence], *, skip: bool
+    ) -> dict[UUID, str]:
         results = [item.outcome.result for item in items]
-        won = await self._store.settle_completed(_held(items), results, skip_locked=skip)
+        began = began_ago_s([self._workers.attempt(item.held) for item in items])
+        won = await self._store.settle_completed(_held(items), results, following, began, skip_locked=skip)
         return dict.fromkeys(won, "completed")
 
-    async def _fail(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+    async def _fail(self, items: Sequence[_Item], following: Sequence[Occurrence], *, skip: bool) -> dict[UUID, str]:
         failed = [
             FailedAttempt(
                 *(item.held.job_id, item.held.attempt, item.outcome.delay_s, item.outcome.permanent),
@@ -251,14 +277,14 @@ class Settles:
             )
             for item in items
         ]
-        return await self._store.settle_failed(_held(items), failed, skip_locked=skip)
+        return await self._store.settle_failed(_held(items), failed, following, skip_locked=skip)
 
-    async def _release(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+    async def _release(self, items: Sequence[_Item], _: Sequence[Occurrence], *, skip: bool) -> dict[UUID, str]:
         delays, messages = [i.outcome.delay_s for i in items], [i.outcome.message for i in items]
         won = await self._store.settle_released(_held(items), delays, messages, skip_locked=skip)
         return dict.fromkeys(won, "pending")
 
-    async def _end(self, items: Sequence[_Item], *, skip: bool) -> dict[UUID, str]:
+    async def _end(self, items: Sequence[_Item], _: Sequence[Occurrence], *, skip: bool) -> dict[UUID, str]:
         statuses = [item.outcome.ending.value for item in items]
         messages = [item.outcome.message for item in items]
         won = await self._store.settle_ended(_held(items), statuses, messages, skip_locked=skip)

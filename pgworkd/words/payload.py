@@ -87,7 +87,7 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
     if len(data) > _EXPONENTS_FROM and (more := _exponents(text)) and len(data) + more > PRINTED_BYTES_MAX:
         finding = f"takes {len(data) + more:,} bytes as Postgres prints numbers such as 1e300"
         raise InvalidPayload(what, f"{finding}, {PRINTED_BYTES_MAX:,} are allowed: pass such numbers as text")
-    if _is_suspicious(text):
+    if is_suspicious(text):
         _refuse(_fault(plain, what, ()))
     return text
 
@@ -104,7 +104,7 @@ def encode_plain(values: Sequence[object]) -> list[str] | None:
     except (TypeError, ValueError, RecursionError):
         return None
     # A character may take 4 bytes; payloads with large numbers are left to `encode`.
-    if max(map(len, texts)) > min(BYTES_MAX // 4, _EXPONENTS_FROM) or _is_suspicious("\n".join(texts)):
+    if max(map(len, texts)) > min(BYTES_MAX // 4, _EXPONENTS_FROM) or is_suspicious("\n".join(texts)):
         return None
     return texts
 
@@ -129,24 +129,24 @@ def _are_plain(values: Sequence[object]) -> bool:
     return False
 
 
-def decode(text: str) -> dict[str, Any]:
-    """Decodes the text of a stored payload. Of equal keys the last one counts.
+def decode(text: str, what: str = "payload", *, object_only: bool = True) -> Any:
+    """Decodes the text of a stored payload, which is an object, or of any value. Of equal keys the last one counts.
 
-    Raises InvalidPayload for what other clients could store and Python cannot use: integers of more than DIGITS_MAX
-    digits, more than DEPTH_MAX levels (the same on every version of Python), anything except an object. A number with
-    a fraction beyond 1.8e308 is read as infinity.
+    Raises InvalidPayload, whose path starts with `what`, for what other clients could store and Python cannot use:
+    integers of more than DIGITS_MAX digits, more than DEPTH_MAX levels (the same on every version of Python), with
+    `object_only` anything except an object. A number with a fraction beyond 1.8e308 is read as infinity.
     """
     try:
         value = from_json(text, cache_strings="keys")
     except ValueError as error:
         reason = f"cannot be read: {error} (integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels)"
-        raise InvalidPayload("payload", reason) from None
-    if type(value) is not dict:
-        raise InvalidPayload("payload", f"is a JSON {_json_type(value)}: an object is needed")
+        raise InvalidPayload(what, reason) from None
+    if object_only and type(value) is not dict:
+        raise InvalidPayload(what, f"is a JSON {_json_type(value)}: an object is needed")
     # Brackets inside strings can only make the count too high.
     brackets = text.count("{") + text.count("[")
-    if brackets > DEPTH_MAX and not _is_plain(value, "payload", elements_max=len(text)):
-        _refuse(_fault(value, "payload", ()))
+    if brackets > DEPTH_MAX and not _is_plain(value, what, elements_max=len(text)):
+        _refuse(_fault(value, what, ()))
     return value
 
 
@@ -214,7 +214,7 @@ def _is_plain(value: object, what: str, elements_max: int = BYTES_MAX // 2) -> b
     return False
 
 
-def _is_suspicious(text: str) -> bool:
+def is_suspicious(text: str) -> bool:
     """True if JSON `text` may contain NUL, NaN, infinity or a huge integer (or a string that looks like one)."""
     if "\\u0000" in text or "NaN" in text or "Infinity" in text:
         return True

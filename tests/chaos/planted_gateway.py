@@ -67,6 +67,13 @@ BUGS = (
         tests=_WORKERS,
     ),
     python(
+        "an occurrence that was claimed elsewhere is followed by none",
+        "remote/occurrences",
+        "        if elsewhere:",
+        "        if False:",
+        tests="tests/http/test_worker_schedules.py",
+    ),
+    python(
         "a repeated settle is an error",
         "remote/settles",
         "        if status is not None and status in _STATUSES[item.outcome.ending]:",

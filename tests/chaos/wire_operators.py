@@ -12,7 +12,7 @@ from tests.kits.daemon import insert
 class RetryMany(Route):
     """All dead jobs of a queue."""
 
-    name = "POST /v1/jobs/retry"
+    name = "POST /v1/jobs/{operation}, retry"
     sql = "SELECT count(*) = 0 FROM pgworkd.jobs WHERE queue = $1 AND status = 'dead'"
 
     async def given(self) -> None:

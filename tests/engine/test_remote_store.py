@@ -66,7 +66,7 @@ async def test_each_settle_ends_only_what_runs_under_its_worker(store: RemoteSto
     assert await statuses(db, ids) == ["running"] * 8
     assert await store.running(held) == set(ids)
     mixed = [held[0], thieves[1], held[4]]
-    assert await store.settle_completed(mixed, ['{"ok": true}', None, None], [1.5, None, None]) == {ids[0], ids[4]}
+    assert await store.settle_completed(mixed, ['{"ok": true}', None, None], (), [1.5, None, None]) == {ids[0], ids[4]}
     assert json.loads((await over(db, ids[0]))["result"]) == {"ok": True}
     failed = [FailedAttempt(ids[n], 1, 5.0, n == 5, "boom", '{"type": "E"}') for n in (1, 5)]
     assert await store.settle_failed([held[1], held[5]], failed) == {ids[1]: "failed", ids[5]: "dead"}

@@ -141,14 +141,3 @@ async def test_a_lock_on_the_table_of_jobs_does_not_hold_up_a_lease(dsn: str, db
             asked = tasks.create_task(call("POST", path, body, headers=worker.headers))
             await until(lambda: db.fetchval(left), limit_s=4)
         await asked
-
-
-async def test_an_occurrence_that_ends_through_another_gateway_is_followed_by_the_next(dsn: str, db: Db) -> None:
-    async with calling(dsn, workers=True) as one, calling(dsn, workers=True) as other:
-        await one.ok("PUT", "/v1/schedules/tick", {"queue": "q", "every_s": 1, "missed": "all"})
-        worker = await registered(one)
-        for _ in range(4):
-            (got,) = await worker.claim(wait_s=10)
-            assert got["job"]["schedule"] == "tick"
-            settled = await other.ok("POST", f"/v1/assignments/{got['assignment']}/complete", {})
-            assert settled == {"status": "completed", "repeated": False}

@@ -8,6 +8,7 @@ the slots of this process.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -55,7 +56,7 @@ class Places(NamedTuple):
     """How long before that the notification came that it follows; None: there was none."""
 
 
-class ClaimLoop:
+class ClaimLoop(ABC):
     """The claims of one queue."""
 
     def __init__(self, queue: str, worker: ClaimingWorker, events_: Events, tallies: Tallies) -> None:
@@ -134,21 +135,21 @@ class ClaimLoop:
     concurrency: int
     """How many jobs one worker may run at once; may be set at any time."""
 
+    @abstractmethod
     def release_unstarted(self, reason: Reason, *, keep: int = 0) -> None:
         """Releases what was claimed and has not begun, except the first `keep`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _may_claim(self) -> bool:
         """Whether it makes sense to claim now."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _claim(self) -> Claims | None:
         """Claims once, from where `_leave` says, and tells `_arrive` the result; None: it may not claim any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _store_announcement(self, *, idle: bool) -> None:
         """Announces the pool in the database. `idle`: inserts must notify it."""
-        raise NotImplementedError
 
     # The claim loop.
 

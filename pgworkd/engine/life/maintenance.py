@@ -246,17 +246,7 @@ class Maintenance:
         return 0.0 if rescued else self._periods.rescue_s  # a step may be short because rejected rows were passed over
 
     def _report(self, event: str, job: Rescued, **more: str) -> None:
-        self._events.emit(
-            event,
-            job_id=str(job.id),
-            queue=job.queue,
-            kind=job.kind,
-            attempt=job.attempt,
-            worker=job.worker,
-            worker_id=job.worker_id,
-            status=job.status,
-            **more,
-        )
+        self._events.emit(event, **job.facts(), worker=job.worker, worker_id=job.worker_id, status=job.status, **more)
         if job.status == "dead":
             self._on_dead(job)
 

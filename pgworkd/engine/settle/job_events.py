@@ -109,15 +109,7 @@ class JobEvents:
 
     def died_with_worker(self, rescued: Rescued) -> None:
         """Reports a job that died because its worker was lost."""
-        self._events.emit(
-            events.JOB_DEAD,
-            job_id=str(rescued.id),
-            queue=rescued.queue,
-            kind=rescued.kind,
-            attempt=rescued.attempt,
-            duration_s=None,
-            error=rescued.error,
-        )
+        self._events.emit(events.JOB_DEAD, **rescued.facts(), duration_s=None, error=rescued.error)
         self._hooks.call(
             DeadJob(str(rescued.id), rescued.queue, rescued.kind, rescued.attempt, rescued.error, payload=None)
         )

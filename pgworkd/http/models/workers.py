@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
-from pgworkd.http.models.jobs import Answer, Delay, DependentJob, Model, Name, Period, ProblemOut
+from pgworkd.http.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut
 from pgworkd.words.json_text import JsonText
 
 QUEUES_MAX, SLOTS_MAX = 100, 10_000
@@ -22,6 +22,10 @@ SETTLES_MAX = 1_000
 LISTED_MAX = 10_000
 """Assignments in one beat."""
 ASSIGNMENT_CHARS_MAX = 200
+LEASE_S_MIN, LEASE_S_MAX = 10, 3600
+"""Of a worker. Leases are judged every few seconds: a shorter one would only promise more than it keeps."""
+OWN_LEASE_S_MAX = 31_622_400
+"""Of one attempt: a year."""
 
 
 def _json(value: object) -> JsonText | None:
@@ -34,6 +38,7 @@ AssignmentText = Annotated[str, Field(max_length=ASSIGNMENT_CHARS_MAX)]
 Result = Annotated[Any, AfterValidator(_json)]
 WorkerId = Annotated[int, Field(ge=1, le=10**9)]
 State = Literal["run", "quiet", "stop"]
+OwnLease = Annotated[float, Field(ge=LEASE_S_MIN, le=OWN_LEASE_S_MAX)]
 
 
 class QueuesIn(Model):
@@ -48,7 +53,7 @@ class WorkerIn(QueuesIn):
     """A worker to register."""
 
     name: Name = Field(description="What people call it, such as its host's name; it need not be unique")
-    lease_s: Annotated[float, Field(ge=10, le=3600)] = Field(
+    lease_s: Annotated[float, Field(ge=LEASE_S_MIN, le=LEASE_S_MAX)] = Field(
         30.0, description="A worker that has not beaten for this long is presumed dead, and its jobs are taken back"
     )
     version: Annotated[str, Field(max_length=100)] = ""
@@ -73,7 +78,7 @@ class ClaimIn(Model):
     lease: Literal["worker", "job"] = Field(
         "worker", description="job: each attempt has a lease of its own, of lease_s, and outlives the worker"
     )
-    lease_s: Annotated[float, Field(ge=1, le=31_622_400)] | None = None
+    lease_s: OwnLease | None = Field(None, description="Needed for lease job, and only there")
     max_attempts: dict[Name, Annotated[int, Field(ge=1, le=1000)]] = Field(
         default_factory=dict,
         max_length=KINDS_MAX,
@@ -145,9 +150,10 @@ class BeatIn(Model):
 class BeatOut(Answer):
     """The lease lasts for `lease_s` from the moment at which this beat was sent.
 
-    `state`: quiet, claim nothing more; stop, and end. `cancel`: stop these, then fail or release them. `gone`: stop
-    these, and do not settle them: they are not yours any more. `backoffs`: by queue, as far as this gateway knows it,
-    what operators have set of backoff_s, backoff_factor and backoff_cap_s; for workers that compute delays themselves.
+    `state`: quiet, claim nothing more; stop, and end. `cancel`: stop these, then fail or release them. `gone`: of those
+    in `assignments` and `progress`; stop these, and do not settle them: they are not yours, or not any more.
+    `backoffs`: by queue, as far as this gateway knows it, what operators have set of backoff_s, backoff_factor and
+    backoff_cap_s; for workers that compute delays themselves.
     """
 
     lease_s: float
@@ -188,7 +194,7 @@ class ReleaseIn(Model):
 class ExtendIn(Model):
     """Renews the lease of an attempt that has one of its own."""
 
-    lease_s: Period | None = Field(None, description="Default: as long as before")
+    lease_s: OwnLease | None = Field(None, description="Default: as long as before")
 
 
 class Extended(Answer):

@@ -11,7 +11,6 @@ import anyio
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.client import enqueue_many
-from pgworkd.database.remote_store import Held
 from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
 from pgworkd.http.models.workers import (
     ASSIGNMENT_CHARS_MAX,
@@ -28,7 +27,7 @@ from pgworkd.http.models.workers import (
 from pgworkd.http.request import problems
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import BODY, Json, PlainJson, documented
-from pgworkd.http.request.gateway import Gateway, gateway_of
+from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote.settles import Answer, Settled
@@ -130,20 +129,26 @@ async def _complete(request: Request, assignment: str, body: CompleteIn) -> Answ
         need(request, "enqueue", each.queue)
     gateway = gateway_of(request)
     held = await gateway.remote.workers.held(assignment)
+    settles, committed = gateway.remote.settles, None
     try:
         async with gateway.database.transaction() as connection:
-            if not await gateway.remote.remote.complete_on(connection, held, body.result):
+            if (committed := await settles.complete_on(connection, held, body.result)) is None:
                 raise LeaseLost(f"attempt {held.attempt} of job {held.job_id} runs no more here")
             await enqueue_many(connection, [each.job() for each in body.enqueue])
-    except LeaseLost:
-        return await _repeated(gateway, held)
-    gateway.remote.settles.settled(held, Outcome(Ending.COMPLETED), "completed")
-    return Answer(Settled.NOW, "completed")
+    except LeaseLost:  # it may have been completed before
+        return await settles.settle(held, Outcome(Ending.COMPLETED))
+    except PgworkdError as error:
+        raise _of_enqueue(error) if committed else error from None
+    return committed()
 
 
-async def _repeated(gateway: Gateway, held: Held) -> Answer:
-    """The answer if the attempt was completed before; else raises what the settle raises."""
-    return await gateway.remote.settles.settle(held, Outcome(Ending.COMPLETED))
+def _of_enqueue(error: PgworkdError) -> problems.Problem:
+    """The problem for an error of the jobs of a result; it points to what is wrong."""
+    problem = problems.of(error)
+    if problem.status_code < 500:
+        places = problem.errors or [{"pointer": "", "detail": problem.detail}]
+        problem.errors = [{**each, "pointer": f"/enqueue{each['pointer'].removeprefix('/jobs')}"} for each in places]
+    return problem
 
 
 async def _settle(request: Request, assignment: str, outcome: Outcome) -> Answer:

@@ -137,17 +137,18 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
     remote = gateway_of(request).remote
     came_at = anyio.current_time()
     worker = await _worker(gateway_of(request), worker_id, secret)
-    held = await remote.workers.listed(worker, body.assignments or ())
-    reporting = await remote.workers.listed(worker, [each.assignment for each in body.progress])
+    named = list(dict.fromkeys([*(body.assignments or ()), *(each.assignment for each in body.progress)]))
+    held = await remote.workers.listed(worker, named)
     progress = [
-        (reporting[each.assignment], each.done, clean_text(each.message, PROGRESS_BYTES_MAX))
+        (held[each.assignment], each.done, clean_text(each.message, PROGRESS_BYTES_MAX))
         for each in body.progress
-        if each.assignment in reporting
+        if each.assignment in held
     ]
     worker.says(body.state)
     gone = await remote.beats.beat(worker, Report(list(held.values()), progress, body.state))
     if body.assignments is not None:
-        worker.list_held(frozenset((each.job_id, each.attempt) for each in held.values()), came_at)
+        listed = [held[text] for text in body.assignments if text in held]
+        worker.list_held(frozenset((each.job_id, each.attempt) for each in listed), came_at)
     state, cancels = worker.tell()
     return Json(
         {
@@ -155,7 +156,7 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
             "state": state,
             "backoffs": remote.backoffs(worker),
             "cancel": _texts(worker, cancels),
-            "gone": [t for t in body.assignments or () if t not in held or held[t].job_id in gone],
+            "gone": [text for text in named if text not in held or held[text].job_id in gone],
         }
     )
 
