@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -111,6 +112,7 @@ SLOW = {
     "tests/unit/test_benchmarks.py*drain_row*": "a whole measurement, though a small one",
     "tests/unit/test_cliffs.py*": "whole measurements, though small ones",
     # Many cases of one promise
+    "tests/http/test_worker_schedules.py*": "each end through each gateway, a second each until the schedule is due",
     "tests/engine/test_client_stream.py*a_late_error_undoes*": "each error with each driver",
     "tests/engine/test_cli_refusals.py*each_refused_status*": "each status with each command",
     "tests/engine/test_cli_tables.py*every_list_fits*": "each list at each width",
@@ -173,7 +175,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets a slow test be run by its name."""
+    """Lets a slow test be run by its name; and keeps bytecode, as tests start thousands of commands and daemons."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if _names_tests(config) and config.option.markexpr == FAST:
         config.option.markexpr = ""
 

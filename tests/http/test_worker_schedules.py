@@ -13,7 +13,7 @@ from tests.kits.gateway import Caller, calling
 from tests.kits.workers import registered
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
-RUNS = 4
+RUNS = 2
 WAYS: dict[str, dict[str, Any]] = {
     "complete": {},
     "complete with jobs": {"enqueue": [{"queue": "next"}]},
