@@ -37,6 +37,7 @@ BELOW = {
     "http/routes": "errors words settings database client admin metrics remote http/models http/request",
     "http": "errors words database http/request http/routes",
     "remote_daemon": "errors words database engine engine/claim engine/life",
+    "push": "errors words",
     "app": "errors words engine alerts",
     "fleet": "errors words settings database admin engine/run engine/life metrics",
     "tracing": "errors words",

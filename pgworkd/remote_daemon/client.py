@@ -24,7 +24,7 @@ from pgworkd.errors import (
     WorkerLost,
 )
 from pgworkd.words import json_reader
-from pgworkd.words.redaction import hide, redact
+from pgworkd.words.redaction import hide_secret, redact
 from pgworkd.words.registration import token_of
 
 LEASE_S_MIN = 10.0
@@ -49,7 +49,7 @@ class GatewayOptions:
 
     def __post_init__(self) -> None:
         """The token is a secret."""
-        hide(self.token)
+        hide_secret(self.token)
 
 
 class GatewayClient:

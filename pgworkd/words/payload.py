@@ -64,7 +64,7 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
     than DEPTH_MAX levels or BYTES_MAX bytes.
     """
     if type(value) is not dict and type(value) is JsonText:
-        return value.checked(what)
+        return value.checked(what, object_only=object_only)
     try:
         plain = value if type(value) is dict else _plain(value)
         if convert and not _is_plain(plain, what):

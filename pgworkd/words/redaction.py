@@ -11,6 +11,7 @@ import json
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from pgworkd.words.dsn import passwords, redacted
@@ -26,9 +27,16 @@ _secrets: tuple[str, ...] = ()
 
 def hide(dsn: str) -> None:
     """Makes `redact` hide the secrets of this DSN, and of PGPASSWORD, which the driver falls back on."""
+    _hide([*passwords(dsn), os.environ.get("PGPASSWORD", "")], shown=redacted(dsn))
+
+
+def hide_secret(secret: str) -> None:
+    """Makes `redact` hide a secret that is no DSN: a token, a key."""
+    _hide([secret], shown="")
+
+
+def _hide(secrets: Iterable[str], shown: str) -> None:
     global _secrets  # noqa: PLW0603 - secrets are hidden in the whole process
-    shown = redacted(dsn)
-    secrets = [*passwords(dsn), os.environ.get("PGPASSWORD", "")]
     forms = {form for secret in secrets for form in _forms(secret)}
     fresh = {form for form in forms if len(form) >= SECRET_CHARS_MIN and form not in shown}
     _secrets = tuple(sorted(fresh.union(_secrets), key=len, reverse=True))  # the longest first: one may contain another

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.remote_daemon.client import GatewayOptions
 from pgworkd.words import redaction
 from pgworkd.words.dsn import dsn_fault
-from pgworkd.words.redaction import escaped, hide, redact
+from pgworkd.words.redaction import escaped, hide, hide_secret, redact
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
 """A password with every character that a DSN, JSON, repr() or a URL escapes."""
@@ -133,3 +134,14 @@ def test_an_unparsable_dsn_is_rejected_before_the_driver_quotes_its_password(dsn
 @pytest.mark.parametrize("dsn", ["postgresql://u:p%2Fw@%2Frun%2Fpostgresql/db", "postgresql://ü:ß@münchen.example/db"])
 def test_unix_sockets_and_non_ascii_characters_are_accepted(dsn):
     assert dsn_fault(dsn) is None
+
+
+def test_a_secret_that_is_no_address_is_hidden_in_every_form() -> None:
+    hide_secret('tok"en/with+ödd')
+    for written in ('tok"en/with+ödd', "tok%22en%2Fwith%2B%C3%B6dd", 'tok\\"en/with+\\u00f6dd'):
+        assert redact(f"before {written} after") == "before *** after"
+
+
+def test_the_token_of_a_gateway_is_hidden() -> None:
+    GatewayOptions("https://jobs.example.com", "pgw_7_c4n4ry-c4n4ry")
+    assert redact("HTTP 400: Bearer pgw_7_c4n4ry-c4n4ry") == "HTTP 400: Bearer ***"

@@ -1,0 +1,145 @@
+"""What an answer means: one table for every status, and what the receiver may say instead."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Literal
+
+from pgworkd.errors import InvalidPayload
+from pgworkd.words.json_text import JsonText
+from pgworkd.words.payload import clean_text
+
+OUTCOME = "pgworkd-outcome"
+"""The header by which a receiver says what is to become of the attempt, whatever the status."""
+Said = Literal["complete", "fail", "dead", "release"]
+RETRY_AFTER_S_MAX = 86_400.0
+"""A receiver may put a retry off by a day."""
+SNIPPET_BYTES = 500
+DEAD = frozenset({400, 413, 415, 422, 501})
+"""The same request will be answered in the same way."""
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+class Ending(enum.Enum):
+    """What becomes of the attempt."""
+
+    COMPLETED = "completed"
+    ACCEPTED = "accepted"
+    """It goes on, and is ended by a callback."""
+    FAILED = "failed"
+    DEAD = "dead"
+    RELEASED = "released"
+
+
+class Effect(enum.Enum):
+    """What becomes of the endpoint."""
+
+    NONE = "none"
+    PAUSE = "pause"
+    """It asks for less."""
+    DISABLE = "disable"
+    """It is gone, and says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an answer means. `delay_s`: until the retry, None: as the queue's backoff says; `message`: why it failed."""
+
+    ending: Ending
+    result: JsonText | None = None
+    delay_s: float | None = None
+    message: str = ""
+    effect: Effect = Effect.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer. `headers`: names in lower case; `is_whole` False: it is longer than what is read of one."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+    is_whole: bool = True
+
+
+def verdict(answer: Answer, *, may_accept: bool, now: datetime | None = None) -> Verdict:
+    """What an answer means; `may_accept`: 202 leaves the attempt to a callback."""
+    said = answer.headers.get(OUTCOME, "").strip().lower()
+    effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(answer.status, Effect.NONE)
+    ending = _SAID.get(said) or _of_status(answer.status, may_accept=may_accept)
+    delay_s = retry_after_s(answer.headers.get("retry-after", ""), now or datetime.now(UTC))
+    if said and said not in _SAID:
+        message = f"its header {OUTCOME} is {clean_text(said, 40)!r}: {', '.join(_SAID)} are known"
+        return Verdict(Ending.DEAD, message=message, effect=effect)
+    if ending is Ending.COMPLETED:
+        return _completed(answer)
+    if ending is Ending.ACCEPTED:
+        return Verdict(ending)
+    return Verdict(ending, None, None if ending is Ending.DEAD else delay_s, described(answer), effect)
+
+
+_SAID = {
+    "complete": Ending.COMPLETED,
+    "fail": Ending.FAILED,
+    "dead": Ending.DEAD,
+    "release": Ending.RELEASED,
+}
+
+
+def _of_status(status: int, *, may_accept: bool) -> Ending:
+    if 200 <= status < 300:
+        return Ending.ACCEPTED if status == 202 and may_accept else Ending.COMPLETED
+    return Ending.DEAD if status in DEAD else Ending.FAILED
+
+
+def _completed(answer: Answer) -> Verdict:
+    """The work is done: an answer that cannot be stored must not have it done again."""
+    if answer.status == 204 or not answer.content or not _is_json(answer.headers.get("content-type", "")):
+        return Verdict(Ending.COMPLETED)
+    if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        said = f"the result is compressed ({clean_text(coding, 40)}), which was not asked for"
+        return Verdict(Ending.DEAD, message=f"{said}; the work is done")
+    if not answer.is_whole:
+        said = f"the result has more than the {len(answer.content):,} bytes that are read: answer with a reference"
+        return Verdict(Ending.DEAD, message=f"{said}; the work is done")
+    try:
+        result = JsonText(answer.content.decode().strip())
+        result.checked("result", object_only=False)
+    except UnicodeDecodeError:
+        return Verdict(Ending.DEAD, message="the result is not UTF-8; the work is done")
+    except InvalidPayload as error:
+        return Verdict(Ending.DEAD, message=f"{error}; the work is done")
+    return Verdict(Ending.COMPLETED, None if result == "null" else result)
+
+
+def _is_json(content_type: str) -> bool:
+    plain = content_type.partition(";")[0].strip().lower()
+    return plain == "application/json" or (plain.startswith("application/") and plain.endswith("+json"))
+
+
+def described(answer: Answer) -> str:
+    """The status, and the beginning of what was said with it, in one line."""
+    said = " ".join(clean_text(answer.content.decode(errors="replace"), SNIPPET_BYTES).split())
+    redirect = f" to {clean_text(answer.headers.get('location', '')[:200], 200)!r}, which is not followed"
+    what = f"HTTP {answer.status}{redirect if 300 <= answer.status < 400 else ''}"
+    return f"{what}: {said}" if said else what
+
+
+def retry_after_s(text: str, now: datetime) -> float | None:
+    """The seconds of a header Retry-After (RFC 9110, 10.2.3): a number, or a date; at most a day. None: it has none."""
+    text = text.strip()
+    if _SECONDS.fullmatch(text):
+        return min(float(text), RETRY_AFTER_S_MAX)
+    try:
+        at = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    left_s = (at - now).total_seconds()
+    return min(max(left_s, 0.0), RETRY_AFTER_S_MAX) if math.isfinite(left_s) else None

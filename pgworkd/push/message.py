@@ -1,0 +1,107 @@
+"""The request for one attempt: its body, and what signs it (https://www.standardwebhooks.com)."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from uuid import UUID
+
+from pydantic_core import to_json
+
+from pgworkd.words.json_text import JsonText
+
+RUN = "job.run"
+"""The `type` of every message: run this job."""
+AGENT = f"pgworkd/{version('pgworkd')}"
+PASSED_ON = ("traceparent", "tracestate")
+"""Members of a job's `meta` that are sent as headers, too: https://www.w3.org/TR/trace-context/."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What is sent of one attempt. `payload`, `meta`: as JSON text, so that numbers keep their digits.
+
+    `deadline_s`: within this many seconds it must be answered, or counts as failed.
+    """
+
+    id: UUID
+    queue: str
+    kind: str
+    attempt: int
+    failures: int
+    max_attempts: int
+    payload: JsonText
+    meta: JsonText | None
+    created_at: datetime
+    run_at: datetime
+    deadline_s: float
+    schedule: str | None = None
+    occurrence: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """How the attempt may be ended later: `url` is followed by /complete, /fail, /release or /extend."""
+
+    url: str
+    timeout_s: float
+
+
+def body(attempt: Attempt, at: datetime, callback: Callback | None = None) -> bytes:
+    """The JSON of a message. Its `id` is the job's, the same in each attempt."""
+    data = {
+        "id": str(attempt.id),
+        "queue": attempt.queue,
+        "kind": attempt.kind,
+        "attempt": attempt.attempt,
+        "failures": attempt.failures,
+        "max_attempts": attempt.max_attempts,
+        "created_at": attempt.created_at,
+        "run_at": attempt.run_at,
+        "deadline_s": attempt.deadline_s,
+        "schedule": attempt.schedule,
+        "occurrence": attempt.occurrence,
+    }
+    # What is JSON text already is put in as it is: it must not go through a float.
+    texts = f',"payload":{attempt.payload},"meta":{attempt.meta or "null"}}}'.encode()
+    head = to_json({"type": RUN, "timestamp": at})[:-1] + b',"data":'
+    tail = b"}" if callback is None else b',"callback":' + to_json(callback) + b"}"
+    return head + to_json(data)[:-1] + texts + tail
+
+
+def headers(
+    attempt: Attempt, content: bytes, at: datetime, secrets: Sequence[bytes], given: Mapping[str, str], trace: object
+) -> dict[str, str]:
+    """The headers of a message. `given`: those of its endpoint, which ours override. No secrets: it is not signed.
+
+    `trace`: the job's `meta`, decoded, of which the trace context is passed on.
+    """
+    found = {name.lower(): value for name, value in given.items()}
+    if isinstance(trace, Mapping):
+        found |= {name: value for name in PASSED_ON if isinstance(value := trace.get(name), str) and value.isascii()}
+    found |= {
+        "content-type": "application/json",
+        "accept": "application/json",
+        "accept-encoding": "identity",
+        "user-agent": AGENT,
+        "webhook-id": str(attempt.id),
+        "webhook-timestamp": str(int(at.timestamp())),
+        "pgworkd-attempt": str(attempt.attempt),
+    }
+    if secrets:
+        found["webhook-signature"] = signatures(secrets, f"{attempt.id}.{int(at.timestamp())}.".encode() + content)
+    return found
+
+
+def signatures(secrets: Sequence[bytes], signed: bytes) -> str:
+    """One for each secret: a receiver that knows either accepts the message."""
+    return " ".join(f"v1,{base64.b64encode(hmac.digest(each, signed, 'sha256')).decode()}" for each in secrets)
+
+
+def now() -> datetime:
+    """The instant that a message is signed with: receivers compare it with their own clocks."""
+    return datetime.now(UTC)
