@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from pgworkd.database import settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
-from pgworkd.database.claims import ClaimOrder, Claims
+from pgworkd.database.claims import Claimed, ClaimOrder, Claims
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.schedule_store import Occurrence, columns
 from pgworkd.database.store import LOCK_TIMEOUT_S, FailedAttempt
@@ -49,9 +49,13 @@ _SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead
     JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
     WHERE a.id = ANY ($1) AND coalesce(a.worker_id, s.worker) = s.worker
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
-_OCCURRENCES = """SELECT j.schedule::text, extract(epoch FROM j.occurrence)::float8,
-    greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8
-    FROM pgworkd.jobs j WHERE j.id = ANY ($1) AND j.schedule IS NOT NULL AND j.worker_id IS NOT NULL"""
+_CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8,
+    j.id, coalesce(j.kind, j.queue)::text, '', j.attempts, j.failures, coalesce(j.max_attempts, 3)::int,
+    j.timeout_s::real, j.priority, j.losses, extract(epoch FROM j.run_at)::float8,
+    extract(epoch FROM j.created_at)::float8, j.schedule::text, extract(epoch FROM j.occurrence)::float8, NULL::text,
+    j.serialize_key::text
+    FROM unnest($1::uuid[], $2::int[]) AS u (id, attempt) JOIN pgworkd.jobs j ON j.id = u.id AND j.attempts = u.attempt
+    WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL"""
 RENEWED, LOST, LOCKED = "renewed", "lost", "locked"
 
 
@@ -277,9 +281,10 @@ class RemoteStore:
         ids, attempts, *fence = _columns(held)
         return {row[0]: row[1] for row in await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)}
 
-    async def occurrences(self, ids: Sequence[UUID]) -> list[tuple[str, float, float]]:
-        """Those of these running jobs that are occurrences: schedule, its Unix time, seconds since it was claimed."""
-        return [(row[0], row[1], row[2]) for row in await self._settles.fetch(_OCCURRENCES, ids)]
+    async def claimed(self, held: Sequence[Held]) -> list[tuple[str, float, Claimed]]:
+        """Those of these attempts that run: queue, seconds since the claim, and what was claimed, without payload."""
+        rows = await self._settles.fetch(_CLAIMED, [each.job_id for each in held], [each.attempt for each in held])
+        return [(row[0], row[1], Claimed(*row[2:])) for row in rows]
 
     async def running(self, held: Sequence[Held]) -> set[UUID]:
         """Those of these attempts that still run, each under its worker."""

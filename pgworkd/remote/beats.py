@@ -52,7 +52,7 @@ class _Beat:
     @property
     def may_run(self) -> bool:
         """True unless the worker is known to run nothing: then there is nothing to tell."""
-        return bool(self.report.held or self.worker.held or self.worker.elsewhere.total())
+        return bool(self.report.held or self.worker.held or self.worker.elsewhere)
 
     def fail(self, error: PgworkdError) -> None:
         self.error = error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
@@ -29,7 +29,6 @@ from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.remote.beats import Beats
 from pgworkd.remote.claims import RemoteClaims
-from pgworkd.remote.occurrences import Occurrences
 from pgworkd.remote.pool import IDLE_S, RemotePool
 from pgworkd.remote.queues import RemoteQueues
 from pgworkd.remote.settles import Ended, Settles
@@ -66,12 +65,9 @@ class RemoteService:
         self.owner = self.queues.owner = self._make_owner()
         self._signals = self._make_signals()
         self._maintenance = self._make_maintenance()
-        occurrences = Occurrences(
-            self.remote, self.workers, self._recurring, on_unknown=self._maintenance.schedules_changed
-        )
-        self.settles = Settles(self.remote, self.workers, occurrences, self.tallies, self._settled)
+        self.settles = Settles(self.remote, self.workers, self._recurring, self.tallies, self._settled)
         self.beats = Beats(self.remote, self.workers, events_)
-        self._watch = Watch(self.remote, self.workers, self.settles, events_)
+        self._watch = Watch(self.remote, self.workers, self.settles, events_, on_free=self._freed)
         self.claims = RemoteClaims(
             self._store, self.remote, self.workers, self.settles, self._pool, self._recurring.missed
         )
@@ -212,7 +208,7 @@ class RemoteService:
         now = anyio.current_time()
         counted: defaultdict[str, list[Attempt]] = defaultdict(list)
         for attempt, outcome, status in ended:
-            if attempt is None:  # claimed through another gateway: anything may have been freed
+            if attempt is None:  # nothing is known of it: anything may have been freed
                 self.queues.claim_soon()
             else:
                 attempt.ended = now
@@ -222,8 +218,8 @@ class RemoteService:
             self.tallies.ended(status, attempts)
 
     def _wake(self, attempt: Attempt, outcome: Outcome, status: str) -> None:
-        if status == "expired":
-            self._maintenance.schedules_changed()  # it was skipped: the next occurrence of its schedule is needed now
+        if attempt.claimed.schedule is not None and self._lacks_next(attempt, status):
+            self._maintenance.schedules_changed()
         pool = self.queues.pools.get(attempt.queue)
         if attempt.claimed.is_suspect or attempt.claimed.serialize_key or (pool is not None and pool.limited):
             self.queues.claim_soon()
@@ -231,6 +227,15 @@ class RemoteService:
             pool.slot_freed()
         if pool is not None and (status == "failed" or outcome.ending is Ending.RELEASED):
             pool.expect_also(outcome.delay_s or 0.0)
+
+    def _freed(self, queues: Collection[str]) -> None:
+        for queue in queues:
+            if (pool := self.queues.pools.get(queue)) is not None:
+                pool.slot_freed()
+
+    def _lacks_next(self, attempt: Attempt, status: str) -> bool:
+        """True if the settle of an occurrence could not insert the next one: it was skipped, or its rule is unknown."""
+        return status not in ("completed", "failed", "dead") or self._recurring.following(attempt) is None
 
     def _died(self, rescued: Rescued) -> None:
         self.events.emit(events.JOB_DEAD, **rescued.facts(), duration_s=None, error=rescued.error)

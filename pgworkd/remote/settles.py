@@ -11,7 +11,7 @@ import asyncio
 import enum
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -23,9 +23,10 @@ from pgworkd.database.remote_store import Held, RemoteStore
 from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt
 from pgworkd.engine.attempts import Attempt, began_ago_s
+from pgworkd.engine.settle.settler import Planner
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
-from pgworkd.remote.occurrences import Following, Occurrences
+from pgworkd.remote.attempts import Attempts
 from pgworkd.remote.workers import RemoteWorkers
 from pgworkd.words.job import Ending, Outcome
 
@@ -37,6 +38,7 @@ LOCKED_S = 5.0
 LOCKED_PAUSE_S = 0.25
 OWN_PAUSE_S = 1.0
 """Releases of our own are repeated after this pause, whatever the error."""
+_Attempts = Mapping[UUID, Attempt]
 _STATUSES = {
     Ending.COMPLETED: {"completed"},
     Ending.FAILED: {"failed", "dead", "cancelled"},
@@ -68,7 +70,7 @@ class _Item:
 
 
 class Ended(NamedTuple):
-    """An attempt that was settled. `attempt`: None if it was not claimed here; `status`: the job's new one."""
+    """An attempt that was settled. `attempt`: None if nothing is known of it; `status`: the job's new one."""
 
     attempt: Attempt | None
     outcome: Outcome
@@ -89,12 +91,13 @@ class Settles:
         self,
         store: RemoteStore,
         workers: RemoteWorkers,
-        occurrences: Occurrences,
+        planner: Planner,
         tallies: Tallies,
         on_settled: Callable[[Sequence[Ended]], None],
     ) -> None:
-        """`on_settled` gets those of each flush."""
-        self._store, self._workers, self._occurrences = store, workers, occurrences
+        """`on_settled` gets those of each flush; `planner` knows which occurrences follow them."""
+        self._store, self._workers, self._planner = store, workers, planner
+        self._attempts = Attempts(store, workers)
         self._tallies, self._on_settled = tallies, on_settled
         self._waiting: list[_Item] = []
         self._arrived = anyio.Event()
@@ -126,13 +129,13 @@ class Settles:
 
         What it returns is to be called when the transaction has committed.
         """
-        following = await self._occurrences.following([held])
-        if not await self._store.complete_on(connection, held, result, following.occurrences):
+        attempts = await self._attempts.of([held])
+        if not await self._store.complete_on(connection, held, result, self._following(attempts)):
             return None
 
         def committed() -> Answer:
-            self._occurrences.settled(following)
-            self._on_settled([Ended(self._workers.ended(held), Outcome(Ending.COMPLETED), "completed")])
+            self._workers.ended(held)
+            self._on_settled([Ended(attempts.get(held.job_id), Outcome(Ending.COMPLETED), "completed")])
             return Answer(Settled.NOW, "completed")
 
         return committed
@@ -200,8 +203,8 @@ class Settles:
         skip = anyio.current_time() < self._skip_until
         began = anyio.current_time()
         try:
-            following = await self._following(ending, items)
-            statuses = await self._verbs[ending](self, items, following.occurrences, skip=skip)
+            attempts = await self._attempts.of(_held(items))
+            statuses = await self._verbs[ending](self, items, attempts, skip=skip)
             self._tallies.settle_s.observe(anyio.current_time() - began)
             missing = [item.held for item in items if item.held.job_id not in statuses]
             locked = await self._store.running(missing) if missing else set()
@@ -217,12 +220,12 @@ class Settles:
                 for item in items:
                     self._failed(item, error)
             return
-        self._occurrences.settled(following)
-        workers, won = self._workers, [item for item in items if item.held.job_id in statuses]
-        self._on_settled([Ended(workers.ended(each.held), each.outcome, statuses[each.held.job_id]) for each in won])
+        won = [item for item in items if item.held.job_id in statuses]
         for item in won:
+            self._workers.ended(item.held)
             item.settled, item.status = Settled.NOW, statuses[item.held.job_id]
             item.answered.set()
+        self._on_settled([Ended(attempts.get(each.held.job_id), each.outcome, each.status) for each in won])
         for item in items if missing else ():
             job_id = item.held.job_id
             if job_id in locked:
@@ -254,22 +257,19 @@ class Settles:
         finally:
             self._put(item)
 
-    async def _following(self, ending: Ending, items: Sequence[_Item]) -> Following:
-        if ending in (Ending.COMPLETED, Ending.FAILED):
-            return await self._occurrences.following(_held(items))
-        return Following()
+    def _following(self, attempts: _Attempts) -> list[Occurrence]:
+        recurring = [attempt for attempt in attempts.values() if attempt.claimed.schedule is not None]
+        return [occurrence for attempt in recurring if (occurrence := self._planner.following(attempt)) is not None]
 
-    # One method per ending: items, and what follows them, in; new statuses out.
+    # One method per ending: items and their attempts in, new statuses out.
 
-    async def _complete(
-        self, items: Sequence[_Item], following: Sequence[Occurrence], *, skip: bool
-    ) -> dict[UUID, str]:
-        results = [item.outcome.result for item in items]
-        began = began_ago_s([self._workers.attempt(item.held) for item in items])
+    async def _complete(self, items: Sequence[_Item], attempts: _Attempts, *, skip: bool) -> dict[UUID, str]:
+        results, following = [item.outcome.result for item in items], self._following(attempts)
+        began = began_ago_s([attempts.get(item.held.job_id) for item in items])
         won = await self._store.settle_completed(_held(items), results, following, began, skip_locked=skip)
         return dict.fromkeys(won, "completed")
 
-    async def _fail(self, items: Sequence[_Item], following: Sequence[Occurrence], *, skip: bool) -> dict[UUID, str]:
+    async def _fail(self, items: Sequence[_Item], attempts: _Attempts, *, skip: bool) -> dict[UUID, str]:
         failed = [
             FailedAttempt(
                 *(item.held.job_id, item.held.attempt, item.outcome.delay_s, item.outcome.permanent),
@@ -277,14 +277,14 @@ class Settles:
             )
             for item in items
         ]
-        return await self._store.settle_failed(_held(items), failed, following, skip_locked=skip)
+        return await self._store.settle_failed(_held(items), failed, self._following(attempts), skip_locked=skip)
 
-    async def _release(self, items: Sequence[_Item], _: Sequence[Occurrence], *, skip: bool) -> dict[UUID, str]:
+    async def _release(self, items: Sequence[_Item], _: _Attempts, *, skip: bool) -> dict[UUID, str]:
         delays, messages = [i.outcome.delay_s for i in items], [i.outcome.message for i in items]
         won = await self._store.settle_released(_held(items), delays, messages, skip_locked=skip)
         return dict.fromkeys(won, "pending")
 
-    async def _end(self, items: Sequence[_Item], _: Sequence[Occurrence], *, skip: bool) -> dict[UUID, str]:
+    async def _end(self, items: Sequence[_Item], _: _Attempts, *, skip: bool) -> dict[UUID, str]:
         statuses = [item.outcome.ending.value for item in items]
         messages = [item.outcome.message for item in items]
         won = await self._store.settle_ended(_held(items), statuses, messages, skip_locked=skip)

@@ -25,8 +25,8 @@ FORGET_LEASES = 3
 """A worker that was not heard of here for this many leases is forgotten; it is looked up again when it calls."""
 GIVEN_MAX = 10_000
 """Assignments that are remembered until they come back."""
-RECOUNT_S = 1.0
-"""A worker whose slots seem to be taken is looked up in the database this often at most."""
+RECOUNT_S = 0.1
+"""A worker that claims while its slots seem to be taken is looked up in the database this often at most."""
 
 
 class RemoteWorker:
@@ -43,8 +43,8 @@ class RemoteWorker:
         """It says that it is about to end: it is given nothing more."""
         self.held: dict[UUID, Attempt] = {}
         """Attempts claimed here that it has not settled."""
-        self.elsewhere: Counter[str] = Counter()
-        """By queue: attempts that it runs, and claimed through other gateways."""
+        self.elsewhere: dict[UUID, tuple[int, str]] = {}
+        """Attempts that it runs, and claimed through other gateways, each with its queue."""
         self.reserved: Counter[str] = Counter()
         """By queue: slots for which a claim is under way."""
         self.unanswered: set[UUID] = set()
@@ -65,7 +65,13 @@ class RemoteWorker:
         slots = self.slots.get(queue, 0)
         slots = min(slots, most) if most else slots
         held = sum(attempt.queue == queue for attempt in self.held.values())
-        return max(0, slots - held - self.elsewhere[queue] - self.reserved[queue])
+        held += sum(each == queue for _, each in self.elsewhere.values())
+        return max(0, slots - held - self.reserved[queue])
+
+    @property
+    def is_full(self) -> bool:
+        """True if it waits for jobs of a queue of which it has no slot, as far as is known here."""
+        return bool(self.on_news) and not all(self.free(queue) for queue in self.slots)
 
     @property
     def has_news(self) -> bool:
@@ -215,6 +221,8 @@ class RemoteWorkers:
         attempt, worker = self.attempt(held), self._known.get(held.worker_id)
         if worker is not None and attempt is not None:
             del worker.held[held.job_id]
+        if worker is not None and worker.elsewhere.get(held.job_id, (0, ""))[0] == held.attempt:
+            del worker.elsewhere[held.job_id]
         if worker is not None and worker.cancels.get(held.job_id) == held.attempt:
             del worker.cancels[held.job_id]
         return attempt
@@ -232,7 +240,7 @@ class RemoteWorkers:
         for job_id, attempt in list(worker.held.items()):
             if (job_id, attempt.claimed.attempt) not in running and (attempt.started or 0.0) < asked_at:
                 del worker.held[job_id]
-        worker.elsewhere = Counter(row[3] for row in rows if row[1] not in worker.held)
+        worker.elsewhere = {row[1]: (row[2], row[3]) for row in rows if row[1] not in worker.held}
 
     def apply(self, news: News, asked: Mapping[int, str | None]) -> None:
         """Takes over what concerns these workers; `asked`: what operators ask of each."""

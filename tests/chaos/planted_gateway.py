@@ -55,7 +55,7 @@ BUGS = (
     python(
         "a worker gets more than its free slots",
         "remote/workers",
-        "        return max(0, slots - held - self.elsewhere[queue] - self.reserved[queue])",
+        "        return max(0, slots - held - self.reserved[queue])",
         "        return slots",
         tests=_WORKERS,
     ),
@@ -67,8 +67,15 @@ BUGS = (
         tests=_WORKERS,
     ),
     python(
+        "a slot that was freed through another gateway is not seen",
+        "remote/watch",
+        "            full = [worker for worker in self._workers if worker.is_full]",
+        "            full: list[RemoteWorker] = []",
+        tests=_FAULTS,
+    ),
+    python(
         "an occurrence that was claimed elsewhere is followed by none",
-        "remote/occurrences",
+        "remote/attempts",
         "        if elsewhere:",
         "        if False:",
         tests="tests/http/test_worker_schedules.py",

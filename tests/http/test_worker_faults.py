@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import anyio
@@ -141,3 +142,37 @@ async def test_a_lock_on_the_table_of_jobs_does_not_hold_up_a_lease(dsn: str, db
             asked = tasks.create_task(call("POST", path, body, headers=worker.headers))
             await until(lambda: db.fetchval(left), limit_s=4)
         await asked
+
+
+async def test_a_worker_that_goes_from_gateway_to_gateway_waits_for_none_of_its_slots(dsn: str, db: Db) -> None:
+    """Each job is claimed through one and settled through the other: its slot is free at once in both."""
+    jobs = 12
+    await insert(db, jobs)
+    async with calling(dsn, workers=True) as one, calling(dsn, workers=True) as other:
+        worker = await registered(one, {"q": 1})
+        waited_s = []
+        for run in range(jobs):
+            here, there = (one, other) if run % 2 else (other, one)
+            claimed = await replace(worker, call=here).claimed(wait_s=20)
+            waited_s.append(claimed["waited_s"])
+            (got,) = claimed["assignments"]
+            await replace(worker, call=there).beat(got)
+            assert await replace(worker, call=there).settle(got) == {"status": "completed", "repeated": False}
+        assert max(waited_s) < 1, waited_s
+        gateways = [each.client._transport.app.gateway for each in (one, other)]  # type: ignore[attr-defined]
+        ended = [gateway.remote.tallies.of("q", "q").ended["completed"] for gateway in gateways]
+        assert ended == [jobs // 2] * 2, "each is counted where it was settled"
+
+
+async def test_a_claim_that_waits_learns_of_a_slot_that_was_freed_through_another_gateway(dsn: str, db: Db) -> None:
+    await insert(db, 2)
+    async with calling(dsn, workers=True) as one, calling(dsn, workers=True) as other, asyncio.TaskGroup() as tasks:
+        worker = await registered(one, {"q": 1})
+        (got,) = await worker.claim()
+        waiting = tasks.create_task(worker.claimed(wait_s=20))
+        await until(lambda: one.client._transport.app.gateway.waiters == 1)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.3)  # it is counted once more as it comes
+        await replace(worker, call=other).settle(got)
+        settled_at = asyncio.get_running_loop().time()
+        assert len((await waiting)["assignments"]) == 1
+        assert asyncio.get_running_loop().time() - settled_at < 3, "the bound for a due job beside an idle slot"

@@ -257,6 +257,9 @@ async def test_an_attempt_with_a_lease_of_its_own_outlives_its_worker(dsn: str, 
         assert 100 < left["left_s"] <= 120
         assert (await worker.settle(got))["status"] == "completed"
         assert await status(db, job_id) == "completed"
+        gateway: Gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        assert gateway.remote.tallies.of("q", "q").ended["completed"] == 1, "and is counted"
+        assert (await call.ok("GET", f"/v1/jobs/{job_id}"))["started_at"] is not None
 
 
 async def test_a_claim_whose_caller_hangs_up_is_given_back(dsn: str, db: Db) -> None:

@@ -46,7 +46,6 @@ class Recurring:
         self._rules: dict[str, _Rule] = {}
         self._database_now = datetime.fromtimestamp(0, UTC)
         self._read_at = 0.0
-        self._is_read = False
 
     async def declare(self, app: App) -> None:
         """Stores the schedules of the app. One of the same name that was inserted by SQL is left as it is."""
@@ -70,26 +69,16 @@ class Recurring:
                 waits_for_retries=handler.wait_for_retries,
             )
 
-    @property
-    def knows_none(self) -> bool:
-        """True if there was no schedule at the last `refresh`."""
-        return self._is_read and not self._rules
-
     def following(self, attempt: Attempt) -> Occurrence | None:
         """The occurrence after this one; None if its schedule is unknown here (a `refresh` will restore the chain)."""
         name, occurrence = attempt.claimed.schedule, attempt.claimed.occurrence
-        if name is None or occurrence is None:
-            return None
-        return self.after(name, occurrence, 0.0 if attempt.started is None else time.monotonic() - attempt.started)
-
-    def after(self, name: str, occurrence: float, ran_s: float) -> Occurrence | None:
-        """The same, for an occurrence (Unix time) of that schedule which began to run `ran_s` seconds ago."""
-        rule = self._rules.get(name)
-        if rule is None:
+        rule = self._rules.get(name) if name is not None else None
+        if name is None or rule is None or occurrence is None:
             return None
         now = self._database_now + timedelta(seconds=anyio.current_time() - self._read_at)
         previous = datetime.fromtimestamp(occurrence, UTC)
         if rule.recurrence.missed == "once":  # it represents all that were missed until it started
+            ran_s = 0.0 if attempt.started is None else time.monotonic() - attempt.started
             previous = max(previous, now - timedelta(seconds=ran_s))
         try:
             at = rule.recurrence.follow(previous, now)
@@ -129,7 +118,7 @@ class Recurring:
                     self._events.emit(events.SCHEDULE_FAILED, schedule=row.name, error=str(error))
             else:
                 rules[row.name] = rule
-        self._rules, self._is_read = rules, True
+        self._rules = rules
         if missing:
             at = {o.schedule: o.at.isoformat() for o in missing}
             added = await self._store.add_occurrences(missing)
