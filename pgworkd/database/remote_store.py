@@ -37,6 +37,7 @@ _NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
 _ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text,
     extract(epoch FROM pgworkd.clock() - j.started_at)::float8
     FROM pgworkd.jobs j WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
+_SLOTS = "SELECT worker_id, queue::text, concurrency FROM pgworkd.pools WHERE worker_id = ANY ($1) ORDER BY queue"
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
@@ -166,6 +167,13 @@ class RemoteStore:
     async def attempts_of(self, workers: Sequence[int]) -> list[tuple[int, UUID, int, str, float]]:
         """(worker, id, attempt, queue, age in seconds) of what these workers run, by the database."""
         return [(row[0], row[1], row[2], row[3], row[4]) for row in await self._beats.fetch(_ATTEMPTS, workers)]
+
+    async def slots_of(self, workers: Sequence[int]) -> dict[int, dict[str, int]]:
+        """By worker, how many jobs of each queue it may run at once; one without any is missing."""
+        found: dict[int, dict[str, int]] = {}
+        for worker_id, queue, slots in await self._beats.fetch(_SLOTS, workers):
+            found.setdefault(worker_id, {})[queue] = slots
+        return found
 
     async def report_progress(self, held: Sequence[Held], done: Sequence[float], messages: Sequence[str]) -> None:
         """Stores the progress (0 to 1) of attempts that still run."""

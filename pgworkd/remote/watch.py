@@ -1,4 +1,4 @@
-"""Compares, every few seconds, what workers say that they run with what the database says.
+"""Compares, every few seconds, what workers say that they run with what the database says, and takes over their slots.
 
 The answer to a claim may be lost with its connection, or with the gateway that was to give it: the worker does not know
 of that attempt, and renews the lease that protects it. Workers therefore list what they hold in their beats; an attempt
@@ -85,8 +85,9 @@ class Watch:
             known = list(self._workers)
             if not known:
                 continue
-            began = anyio.current_time()
+            began, slots_before = anyio.current_time(), {worker.id: worker.slots for worker in known}
             try:
+                slots = await self._store.slots_of([worker.id for worker in known])
                 rows = await self._store.attempts_of([worker.id for worker in known])
             except PgworkdError as error:
                 await anyio.sleep(self._outage.failed(error))
@@ -97,6 +98,8 @@ class Watch:
             self._took_s = min(took_s, self._took_s * 2 + PERIOD_S * COST_SHARE)
             by_worker = _by_worker(rows)
             for worker in known:
+                if worker.slots is slots_before[worker.id]:  # else they have just been set here
+                    worker.slots = slots.get(worker.id, worker.slots)
                 self._workers.compare(worker, by_worker[worker.id], began)
                 self._release_orphans(worker, by_worker[worker.id], began)
 

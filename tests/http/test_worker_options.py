@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
+from pgworkd.remote import watch
+from tests.kits.daemon import until
 from tests.kits.gateway import calling
 from tests.kits.workers import Worker, registered
 
@@ -101,6 +103,21 @@ async def test_a_worker_changes_its_queues_and_slots(dsn: str, db: Db) -> None:
         )
         assert (code, slug) == (422, "invalid")
         assert f"PUT /v1/workers/{worker.id}/queues" in said["errors"][0]["detail"]
+
+
+async def test_another_gateway_learns_of_fewer_slots(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PERIOD_S", 0.1)
+    for _ in range(5):
+        await insert(db)
+    async with calling(dsn, workers=True) as call, calling(dsn, workers=True) as elsewhere:
+        worker = await registered(call, {"q": 4})
+        twin = Worker(elsewhere, worker.id, worker.secret, ["q"])
+        assert len(await twin.claim()) == 1
+        path = f"/v1/workers/{worker.id}/queues"
+        await call.ok("PUT", path, {"queues": {"q": 2}}, headers=worker.headers)
+        known = elsewhere.client._transport.app.gateway.remote.workers.find(worker.id)  # type: ignore[attr-defined]
+        await until(lambda: known.slots == {"q": 2})
+        assert len(await twin.claim(most=4)) == 1
 
 
 async def test_a_worker_that_is_stopping_is_answered_at_once_and_given_nothing(dsn: str, db: Db) -> None:
