@@ -134,17 +134,23 @@ class Gateways:
         await self._has_returned(gateway, returns)
 
     async def kill_at(self, gateway: Gateway, point: str) -> None:
-        """It kills itself when it next comes to that point: within this call, later, or never."""
+        """It kills itself when it next comes to that point, if it does so soon; returns when it is there again."""
         returns, process = gateway.returns, gateway.process
-        if process is None or process.stdin is None:
+        if process is None:
             return
-        with contextlib.suppress(BrokenPipeError):  # it has just come to an earlier one
-            process.stdin.write(f"{point}\n".encode())
-            process.stdin.flush()
+        self._arm(process, point)
         with anyio.move_on_after(COMES_S_MAX):
             while process.poll() is None:
                 await anyio.sleep(0.02)
+        self._arm(process, "")  # else it would go during a later fault, in which its workers are told to end
+        if process.poll() is not None:
             await self._has_returned(gateway, returns)
+
+    def _arm(self, process: subprocess.Popen[bytes], point: str) -> None:
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has just died
+                process.stdin.write(f"{point}\n".encode())
+                process.stdin.flush()
 
     async def terminate(self, gateway: Gateway) -> None:
         """SIGTERM: it has to end with 0."""

@@ -153,7 +153,7 @@ class Migrate(Operation):
 
     name = "migrate, the first time"
     cuts_min = (25, 150)
-    stride = 5  # each statement of the script has a reply
+    stride = 9  # each statement of the script has a reply
 
     async def prepare(self) -> None:
         self.whole = self.scene.memory.setdefault("whole", await self._inventory())  # of the tests' template, at first

@@ -23,7 +23,7 @@ _SILENT_S = 0.1
 class Service(Route):
     """A gateway that serves workers; its own beats and maintenance, every few seconds, may be cut as well."""
 
-    stride: ClassVar[int] = 11
+    stride: ClassVar[int] = 17
     serves = MappingProxyType({"connections_max": 2, "workers": True})
 
     async def prepare(self) -> None:
