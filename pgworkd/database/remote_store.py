@@ -34,8 +34,7 @@ _NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
     SELECT u.worker, u.id, u.attempt, false
     FROM unnest($2::uuid[], $3::int[], $4::int[], pgworkd.fenced($2, $3, $4, $5, $6))
         AS u (id, attempt, worker, found) WHERE u.found <> u.attempt"""
-_ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text,
-    extract(epoch FROM pgworkd.clock() - j.started_at)::float8
+_ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text
     FROM pgworkd.jobs j WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
 _SLOTS = "SELECT worker_id, queue::text, concurrency FROM pgworkd.pools WHERE worker_id = ANY ($1) ORDER BY queue"
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
@@ -164,9 +163,9 @@ class RemoteStore:
         cancels = [(row[0], row[1], row[2]) for row in rows if row[3]]
         return News(cancels, [(row[0], row[1], row[2]) for row in rows if not row[3]])
 
-    async def attempts_of(self, workers: Sequence[int]) -> list[tuple[int, UUID, int, str, float]]:
-        """(worker, id, attempt, queue, age in seconds) of what these workers run, by the database."""
-        return [(row[0], row[1], row[2], row[3], row[4]) for row in await self._beats.fetch(_ATTEMPTS, workers)]
+    async def attempts_of(self, workers: Sequence[int]) -> list[tuple[int, UUID, int, str]]:
+        """(worker, id, attempt, queue) of what these workers run, by the database."""
+        return [(row[0], row[1], row[2], row[3]) for row in await self._beats.fetch(_ATTEMPTS, workers)]
 
     async def slots_of(self, workers: Sequence[int]) -> dict[int, dict[str, int]]:
         """By worker, how many jobs of each queue it may run at once; one without any is missing."""

@@ -2,7 +2,8 @@
 
 The answer to a claim may be lost with its connection, or with the gateway that was to give it: the worker does not know
 of that attempt, and renews the lease that protects it. Workers therefore list what they hold in their beats; an attempt
-that is missing in two lists, both later than its claim, is released. The answer may also arrive late, after that: so it
+that is missing in two lists, both of them later than it was first seen here, is released. (How old it is by the clock
+of the database says nothing: that may have been set forward.) The answer may also arrive late, after that: so it
 says for how long it is valid (VALID_S), which is less than the time that has to pass before a list counts.
 """
 
@@ -28,10 +29,10 @@ RECOUNT_PERIOD_S = 1.0
 COST_SHARE, PAUSE_S_MAX = 0.002, 600.0
 """Maximum share of the time: while vacuum is held back, a search reads the entries of all that these workers ran."""
 MARGIN_S = VALID_S + 1.0
-"""An attempt must have been claimed this long before a list to be expected in it."""
+"""An attempt must have been seen here this long before a list to be expected in it."""
 
 
-_Row = tuple[int, UUID, int, str, float]
+_Row = tuple[int, UUID, int, str]
 """Of `RemoteStore.attempts_of`."""
 
 
@@ -101,16 +102,18 @@ class Watch:
                 if worker.slots is slots_before[worker.id]:  # else they have just been set here
                     worker.slots = slots.get(worker.id, worker.slots)
                 self._workers.compare(worker, by_worker[worker.id], began)
-                self._release_orphans(worker, by_worker[worker.id], began)
+                self._release_orphans(worker, by_worker[worker.id])
 
-    def _release_orphans(self, worker: RemoteWorker, rows: list[_Row], asked_at: float) -> None:
+    def _release_orphans(self, worker: RemoteWorker, rows: list[_Row]) -> None:
+        now, before = anyio.current_time(), worker.seen
+        worker.seen = {(job_id, attempt): before.get((job_id, attempt), now) for _, job_id, attempt, _ in rows}
         if len(worker.lists) < 2:  # its two lists
             return
         (first_at, first), (_, second) = worker.lists
         orphans = [
             Held(job_id, attempt, worker.id, worker.id.token)
-            for _, job_id, attempt, _, age_s in rows
-            if age_s > asked_at - first_at + MARGIN_S
+            for (job_id, attempt), seen_at in worker.seen.items()
+            if seen_at + MARGIN_S < first_at
             and (job_id, attempt) not in first
             and (job_id, attempt) not in second
             and job_id not in worker.unanswered

@@ -53,6 +53,8 @@ class RemoteWorker:
         """Attempts that are to be cancelled, by job."""
         self.lists: deque[tuple[float, frozenset[tuple[UUID, int]]]] = deque(maxlen=2)
         """The last two complete lists of what it holds, each with when it came."""
+        self.seen: dict[tuple[UUID, int], float] = {}
+        """What it runs by the last look at the database, each with when it was first seen there."""
         self.heard_at = anyio.current_time()
         self.recounted_at = -RECOUNT_S
         self.is_lost = False
@@ -234,8 +236,8 @@ class RemoteWorkers:
             await self.refresh(worker)
             self.compare(worker, await self._store.attempts_of([worker.id]), now)
 
-    def compare(self, worker: RemoteWorker, rows: list[tuple[int, UUID, int, str, float]], asked_at: float) -> None:
-        """Takes over what the database says that the worker runs: (worker, id, attempt, queue, age in seconds)."""
+    def compare(self, worker: RemoteWorker, rows: list[tuple[int, UUID, int, str]], asked_at: float) -> None:
+        """Takes over what the database says that the worker runs: (worker, id, attempt, queue)."""
         running = {(row[1], row[2]) for row in rows}
         for job_id, attempt in list(worker.held.items()):
             if (job_id, attempt.claimed.attempt) not in running and (attempt.started or 0.0) < asked_at:

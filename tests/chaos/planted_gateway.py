@@ -74,6 +74,13 @@ BUGS = (
         tests=_FAULTS,
     ),
     python(
+        "what no list has is given back although it was not seen before those",
+        "remote/watch",
+        "            if seen_at + MARGIN_S < first_at\n",
+        "            if True\n",
+        tests=_FAULTS,
+    ),
+    python(
         "an occurrence that was claimed elsewhere is followed by none",
         "remote/attempts",
         "        if elsewhere:",

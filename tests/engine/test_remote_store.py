@@ -166,8 +166,7 @@ async def test_what_workers_run_is_counted_by_queue(store: RemoteStore, db: Db) 
     ids = await insert(db, 3)
     await _claimed(store, Waiter(a, 2), Waiter(b, 1))
     found = await store.attempts_of([a, b])
-    assert sorted(row[:4] for row in found) == sorted((w, i, 1, "q") for w, i in zip((a, a, b), ids, strict=True))
-    assert all(0 <= row[4] < 60 for row in found)
+    assert sorted(found) == sorted((w, i, 1, "q") for w, i in zip((a, a, b), ids, strict=True))
 
 
 async def test_a_failure_without_a_delay_has_that_of_the_queue(store: RemoteStore, db: Db) -> None:

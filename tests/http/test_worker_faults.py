@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -176,3 +177,31 @@ async def test_a_claim_that_waits_learns_of_a_slot_that_was_freed_through_anothe
         settled_at = asyncio.get_running_loop().time()
         assert len((await waiting)["assignments"]) == 1
         assert asyncio.get_running_loop().time() - settled_at < 3, "the bound for a due job beside an idle slot"
+
+
+async def test_a_clock_of_the_database_that_jumps_gives_nothing_back(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt seems to be an hour old, and is younger than the worker's two lists."""
+    monkeypatch.setattr("pgworkd.remote.watch.PERIOD_S", 0.1)
+    (job_id,) = await insert(db)
+    async with calling(dsn, workers=True) as call:
+        store, looks = call.client._transport.app.gateway.remote.remote, 0  # type: ignore[attr-defined]
+        look = store.attempts_of
+
+        async def counted(workers: Sequence[int]) -> Any:
+            nonlocal looks
+            looks += 1
+            return await look(workers)
+
+        monkeypatch.setattr(store, "attempts_of", counted)
+        worker = await registered(call)
+        await worker.beat()
+        await worker.beat()
+        (got,) = await worker.claim()
+        await db.execute("UPDATE pgworkd.jobs SET started_at = started_at - interval '1 hour'")
+        seen = looks
+        await until(lambda: looks > seen + 3)
+        assert (await worker.beat(got))["gone"] == []
+        assert await db.fetchval("SELECT attempts FROM pgworkd.jobs WHERE id = $1", job_id) == 1
+        assert (await worker.settle(got))["status"] == "completed"
