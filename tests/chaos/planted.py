@@ -214,6 +214,13 @@ BUGS = (
         "        if orphans and False:\n",
         tests="tests/engine/test_lease_claims.py",
     ),
+    python(
+        "the database's clock alone makes an orphan",
+        "engine/life/maintenance",
+        "        if orphans and age_s > 0:\n",
+        "        if False:\n",
+        tests="tests/engine/test_lease_claims.py",
+    ),
     sql(
         "losses are not counted",
         "            losses = least(j.losses, 2147483646) + 1, failed_at",

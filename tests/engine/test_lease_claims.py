@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
+from uuid import UUID
 
 import asyncpg
+import pytest
 
 from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
@@ -75,6 +79,42 @@ async def test_orphaned_attempts_are_released_uncounted(dsn: str, db: asyncpg.Co
     rows = await db.fetch("SELECT attempts, failures FROM pgworkd.finished_jobs ORDER BY 1")
     assert [tuple(row) for row in rows] == [(1, 0), (2, 0), (2, 0), (2, 0)]
     assert sleepers.twice == 0
+
+
+async def test_a_database_clock_set_forward_within_a_claim_makes_no_orphan(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt seems to be an hour old, and its claim is being answered."""
+    sleepers, searched, found = Sleepers(), 0, asyncio.Event()
+    claim, running_of = Store.claim, Store.running_of
+
+    async def slow(self: Store, *args: Any, **kwargs: Any) -> Any:
+        claimed = await claim(self, *args, **kwargs)
+        if claimed:
+            await db.execute("UPDATE pgworkd.jobs SET started_at = started_at - interval '1 hour'")
+            await found.wait()
+        return claimed
+
+    async def counted(self: Store, *args: Any) -> list[tuple[UUID, int]]:
+        nonlocal searched
+        searched += 1
+        rows = await running_of(self, *args)
+        if rows:
+            found.set()
+        return rows
+
+    monkeypatch.setattr(Store, "claim", slow)
+    monkeypatch.setattr(Store, "running_of", counted)
+    connection = ConnectionOptions(dsn, command_timeout_s=1)
+    async with running(sleepers.app, dsn, connection=connection, periods=Periods(orphans_s=0.05)) as (_, seen):
+        job_id = await insert(db, "q")
+        await seen.wait(events.JOB_STARTED)
+        before = searched
+        await until(lambda: searched > before)
+        assert seen.all(events.ORPHANS_RELEASED) == []
+        sleepers.go_on.set()
+        await until(waits_for_status(db, job_id, "completed"))
+    assert [attempt for _, attempt in sleepers.began] == [1]
 
 
 async def test_a_claim_delivered_after_its_daemon_gave_up_starts_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:

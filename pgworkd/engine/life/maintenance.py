@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from uuid import UUID
 
 import anyio
 
@@ -106,6 +107,7 @@ class Maintenance:
         self._events = events_
         self._periods = periods
         self._on_dead = on_dead
+        self._answer_s = command_timeout_s  # by then each claim that was under way has been answered, or given up
         self._orphan_age_s = ORPHAN_AGE_FACTOR * command_timeout_s
         self._queues = queues
         self._tallies = tallies
@@ -144,19 +146,25 @@ class Maintenance:
     async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:
         """Releases orphaned attempts: running under our id, and not in flight here, as the claim's answer was lost.
 
-        `age_s`: minimum age in seconds since the claim, so that no answer is under way. `age_max_s`: maximum age, where
-        older ones of our queues have been searched already. Raises PgworkdError.
+        `age_s`: minimum age in seconds since the claim, so that no answer is under way; 0: no claim is. `age_max_s`:
+        maximum age, where older ones of our queues have been searched already. Raises PgworkdError.
         """
         worker_id = self._owner.worker_id
         queues = None if age_max_s is None else self._queues()
-        running = await self._store.running_of(worker_id, age_s, age_max_s, queues)
-        orphans = [(i, a) for i, a in running if self._in_flight.find(i, a) is None]
+        orphans = self._not_in_flight(await self._store.running_of(worker_id, age_s, age_max_s, queues))
+        if orphans and age_s > 0:
+            # The age is by the database's clock, which may have been set forward while a claim's answer was under way.
+            await anyio.sleep(self._answer_s)
+            orphans = self._not_in_flight(orphans)
         if orphans:
             ids, attempts = [i for i, _ in orphans], [a for _, a in orphans]
             none = [None] * len(ids)
             released = await self._store.settle_released(ids, attempts, none, none, worker_id)
             if released:  # else they have been settled meanwhile
                 self._events.emit(events.ORPHANS_RELEASED, count=len(released))
+
+    def _not_in_flight(self, running: Sequence[tuple[UUID, int]]) -> list[tuple[UUID, int]]:
+        return [(job_id, attempt) for job_id, attempt in running if self._in_flight.find(job_id, attempt) is None]
 
     async def _repeat(self, task: Callable[[], Awaitable[float]]) -> None:
         name = task.__name__.strip("_")
