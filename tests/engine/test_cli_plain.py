@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from pgworkd.admin.queries import Job
 from pgworkd.cli import output
-from pgworkd.cli.app import app
 from pgworkd.cli.jobs import _print_job
-from tests.kits.cli import Shell, clean, shell
+from tests.kits.cli import Shell, clean, invoke, shell
 from tests.kits.models import examples
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -59,7 +57,7 @@ def test_rows_are_printed_as_plain_text(shell: Shell) -> None:
     job, batch = fill(shell)
     for command in [*LOOKS, ["job", job], ["batches", "show", batch], ["queues", "show", NASTY[:100]]]:
         for flags in ([], ["--json"]):
-            result = CliRunner().invoke(app, [*command, *flags], env={"PGWORKD_DSN": shell.dsn})
+            result = invoke([*command, *flags], env={"PGWORKD_DSN": shell.dsn})
             assert result.exit_code in (0, 1), result.stderr
             said = result.stdout + result.stderr
             assert FORBIDDEN.isdisjoint(said), command
@@ -80,7 +78,7 @@ def test_refusals_are_printed_as_plain_text(shell: Shell) -> None:
         ["jobs", f"--{NASTY}"],
         ["queues", "set", NASTY, "--rate", NASTY],
     ):
-        result = CliRunner().invoke(app, args, env={"PGWORKD_DSN": shell.dsn})
+        result = invoke(args, env={"PGWORKD_DSN": shell.dsn})
         assert result.exit_code in (1, 2), args
         assert FORBIDDEN.isdisjoint(result.stdout + result.stderr), args
         assert result.stderr.count("\n") == 1, args

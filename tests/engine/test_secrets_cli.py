@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from pgworkd.cli import fleet
 from pgworkd.cli.app import app
 from tests.engine.test_secrets import broken
-from tests.kits.cli import clean
+from tests.kits.cli import clean, invoke
 from tests.kits.schema import PASSWORDS, leaks, secret_dsn
 
 __all__ = ["clean", "secret_dsn"]  # fixtures
@@ -94,7 +93,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 def said(*args: str, **environ: str) -> tuple[int, str]:
     """The exit code and the whole output of a command."""
-    result = CliRunner().invoke(app, list(args), env={"PGWORKD_CONNECT_TIMEOUT_S": "1", **environ})
+    result = invoke(list(args), env={"PGWORKD_CONNECT_TIMEOUT_S": "1", **environ})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout + result.stderr
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from pgworkd.cli.app import app
+from tests.kits.cli import invoke
 from tests.kits.models import examples, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture
@@ -71,7 +71,7 @@ def test_any_command_line_gets_help_or_a_one_line_error(door: str) -> None:
 
 def _type(argv: list[str], stdin: bytes) -> None:
     with in_time():
-        result = CliRunner().invoke(app, argv, input=stdin, env=ENVIRON)
+        result = invoke(argv, input=stdin, env=ENVIRON)
     said = result.stdout + result.stderr
     assert result.exception is None or isinstance(result.exception, SystemExit), (argv, result.exception)
     assert result.exit_code in (0, 1, 2)

@@ -7,22 +7,31 @@ import os
 import re
 import socket
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from typer.testing import CliRunner, Result
+import typer.main
+from click.testing import CliRunner, Result
 
 from pgworkd.cli.app import app
 
+COMMAND = typer.main.get_command(app)
+"""Built once: typer would build it anew at each call, which takes longer than most commands."""
 UUID_LINE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\n")
 NOBODY = str(uuid.UUID(int=7))
 CANARY = "c4n4ry"
 ME = f"{getpass.getuser()}@{socket.gethostname()}"
 WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until)
     VALUES (%s, 1, '0', 30, now() + %s::interval) RETURNING id"""
+
+
+def invoke(args: Sequence[str], **options: Any) -> Result:
+    """Runs a command; `options` are those of `CliRunner.invoke`."""
+    return CliRunner().invoke(COMMAND, args, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +51,7 @@ class Shell:
         self.db = psycopg.connect(dsn, autocommit=True)
 
     def __call__(self, *args: str, code: int = 0, stdin: bytes | str | None = None) -> Result:
-        result = CliRunner().invoke(app, args, input=stdin, env={"PGWORKD_DSN": self.dsn}, catch_exceptions=False)
+        result = invoke(args, input=stdin, env={"PGWORKD_DSN": self.dsn}, catch_exceptions=False)
         said = result.stdout + result.stderr
         assert result.exit_code == code, said
         assert "Traceback" not in said
@@ -85,7 +94,7 @@ def shell(dsn: str) -> Any:
 
 
 def run_bare(*args: str) -> Result:
-    return CliRunner().invoke(app, args, catch_exceptions=False)
+    return invoke(args, catch_exceptions=False)
 
 
 def enqueue(shell: Shell, queue: str = "q", *args: str) -> str:
