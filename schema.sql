@@ -38,6 +38,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0004_signals.sql
 \ir pgworkd/sql/migrations/0005_gateway.sql
 \ir pgworkd/sql/migrations/0006_remote.sql
+\ir pgworkd/sql/migrations/0007_push.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -82,8 +83,9 @@ END $$;
 \ir pgworkd/sql/10_time_ids.sql
 
 -- === Tables ======================================================================================
--- Also: rates (40_limits.sql), refused_rows (80_maintenance.sql), progress (93_progress.sql);
--- statistics (86_samples.sql); deaths, groups of errors, alerts (88_deaths.sql); tokens.
+-- Also: tokens (24_tokens.sql), rates (40_limits.sql), pending_effects (48_effects.sql), rows that
+-- are refused (80_maintenance.sql), statistics (86_samples.sql), endpoints (87_endpoints.sql),
+-- deaths, groups of errors and alerts (88_deaths.sql), progress (93_progress.sql).
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -152,6 +154,7 @@ CREATE TABLE IF NOT EXISTS queues (
     updated_at   timestamptz NOT NULL DEFAULT clock(),
     max_losses   integer             -- a job lost this often is dead; NULL: 3
                  CONSTRAINT max_losses_must_be_1_to_1000 CHECK (max_losses BETWEEN 1 AND 1000),
+    endpoint     name_text,          -- its jobs are sent there by HTTP
     CONSTRAINT rate_needs_a_period CHECK ((rate IS NULL) = (rate_period_s IS NULL)),
     CONSTRAINT rate_burst_needs_a_rate CHECK (rate_burst IS NULL OR rate IS NOT NULL),
     CONSTRAINT rate_per_key_needs_a_period
@@ -408,22 +411,6 @@ CREATE TABLE IF NOT EXISTS job_dependencies (
 CREATE INDEX IF NOT EXISTS job_dependencies_job ON job_dependencies (job_id);
 CREATE INDEX IF NOT EXISTS job_dependencies_unchecked ON job_dependencies (job_id) WHERE unchecked;
 
--- Consequences of a job's end that were deferred, because another transaction had locked what they
--- change, or because too many jobs depend on it. A row is one of: an end to count in its batch, an
--- end to pass on to dependents, a serialize_key that became free. apply_effects(), or the next
--- holder of the batch's tree, applies it and deletes the row; nothing else may delete one.
-CREATE TABLE IF NOT EXISTS pending_effects (
-    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    batch_id uuid, ended ended_job,  -- with payload and result where the batch needs them
-    job_id uuid, completed boolean,  -- false: it is dead, cancelled or expired
-    queue text, serialize_key text,
-    put_off_at   timestamptz NOT NULL DEFAULT clock(),
-    done_to      uuid,               -- the dependents of job_id up to this one were processed
-    left_behind  boolean NOT NULL DEFAULT false  -- some were locked, or refused: another round
-) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
-CREATE INDEX IF NOT EXISTS pending_effects_batch ON pending_effects (batch_id)
-    WHERE batch_id IS NOT NULL;
-
 -- Sessions that wait for a job to end: NOTIFY on `channel` names it. Unlogged: only a hint.
 CREATE UNLOGGED TABLE IF NOT EXISTS result_waiters (
     job_id       uuid NOT NULL,
@@ -441,7 +428,8 @@ CREATE TABLE IF NOT EXISTS audit (
     who          text NOT NULL CHECK (char_length(who) BETWEEN 1 AND 200),
     what         text NOT NULL
                  CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch',
-                    'delete_batch', 'undepend', 'schedule', 'free_key', 'mute', 'worker', 'token')),
+                    'delete_batch', 'undepend', 'schedule', 'free_key', 'mute', 'worker', 'token',
+                    'endpoint')),
     queue        text NOT NULL,
     job_id       uuid,               -- NULL: settings of the queue, or a batch
     before jsonb NOT NULL, after jsonb NOT NULL  -- of what changed
@@ -490,6 +478,9 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule
 --   mute_errors, ask_worker                       O   group of errors; worker
+--   set_endpoint, remove_endpoint                 O   endpoint                       23503, 23514
+--   enable_endpoint                               O   endpoint, queues
+--   disable_endpoint, pause_endpoint              D   endpoint, queues
 --   matching, became_all, throughput,             O   -                              22023
 --     dead_groups, percentile
 --
@@ -497,7 +488,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 -- does not exist, or takes no more. PW004: the dependency is refused.
 --
 -- === Lock order ==================================================================================
--- Advisory locks of maintenance, workers, jobs, batches (a tree by its root), schedules, queues.
+-- Advisory locks of maintenance, workers, jobs, batches (a tree by its root), schedules, endpoints,
+-- queues.
 -- Several rows of one table: in the order of their key, or with SKIP LOCKED. A queue's lock is an
 -- advisory one. Settles take it last, claims before they lock rows; its holder never waits for a
 -- row, so the two orders cannot deadlock. Batches below a root are written under the root's lock.
@@ -526,6 +518,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/84_retention.sql
 \ir pgworkd/sql/85_operators.sql
 \ir pgworkd/sql/86_samples.sql
+\ir pgworkd/sql/87_endpoints.sql
 \ir pgworkd/sql/88_deaths.sql
 \ir pgworkd/sql/90_batches.sql
 \ir pgworkd/sql/91_batch_counts.sql

@@ -13,6 +13,7 @@ from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchOperations
 from pgworkd.admin.dead import DeadOperations
 from pgworkd.admin.doctor_queries import Health
+from pgworkd.admin.endpoints import EndpointOperations
 from pgworkd.admin.jobs import JobOperations
 from pgworkd.admin.keys import KeyOperations
 from pgworkd.admin.queries import AuditRow, Doctor, Server, Stats, WorkerRow
@@ -28,10 +29,10 @@ from pgworkd.words import validation
 class Admin:
     """An operator's access to the database, on one connection that is opened at the first call.
 
-    `jobs`, `dead`, `queues`, `batches`, `keys`, `schedules` and `tokens` hold the operations on each of these; the
-    methods here are about the fleet and the database. All of them raise DatabaseUnavailable (unreachable, or too slow),
-    SchemaError (the schema is not installed), UsageError (an invalid argument, a refused login) and DatabaseError (any
-    other error of the server).
+    `jobs`, `dead`, `queues`, `batches`, `keys`, `schedules`, `tokens` and `endpoints` hold the operations on each of
+    these; the methods here are about the fleet and the database. All of them raise DatabaseUnavailable (unreachable,
+    or too slow), SchemaError (the schema is not installed), UsageError (an invalid argument, a refused login) and
+    DatabaseError (any other error of the server).
     """
 
     def __init__(self, database: ConnectionOptions | Connection) -> None:
@@ -44,6 +45,7 @@ class Admin:
         self.keys = KeyOperations(connection)
         self.schedules = ScheduleOperations(connection)
         self.tokens = TokenOperations(connection)
+        self.endpoints = EndpointOperations(connection)
 
     async def __aenter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from pgworkd.cli import (
     boards,
     dead,
     doctor,
+    endpoints,
     fleet,
     gateway,
     job_operations,
@@ -163,7 +164,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
         run.dev,
         run.demo,
         bench.bench,
-        *(watching.exporter, watching.health, gateway.serve),
+        *(watching.exporter, watching.health, gateway.serve, endpoints.push),
     ),
     "Jobs": (
         *(jobs.enqueue, jobs.jobs, jobs.job, dead.dead, dead.mute),
@@ -188,6 +189,7 @@ for _panel, _commands in _PANELS.items():
 # Options behind the worker's command belong to that command, with or without -- before it.
 app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(autoscale.autoscale)
 app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
+app.add_typer(endpoints.group, name="endpoints", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")
 app.add_typer(keys.group, name="keys", rich_help_panel="Jobs")

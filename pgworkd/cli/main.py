@@ -6,7 +6,7 @@ import sys
 
 from pgworkd.cli import stop_signals
 
-_SERVICES = {"run", "serve", "dev", "autoscale"}
+_SERVICES = {"run", "push", "serve", "dev", "autoscale"}
 
 
 def main() -> None:

@@ -117,6 +117,9 @@ def set_(
     backoff_factor: Annotated[Text, _number("--backoff-factor", "Factor of the delay for each further retry.")] = None,
     backoff_cap_s: Annotated[Text, _number("--backoff-cap-s", "Maximum delay before a retry.")] = None,
     max_losses: Annotated[Text, _number("--max-losses", "Lost attempts after which a job is dead; default: 3.")] = None,
+    endpoint: Annotated[
+        Text, typer.Option("--endpoint", metavar="NAME", help="Send its jobs to this endpoint by HTTP.")
+    ] = None,
     unset: Unset = None,
     create: Create = False,
     json: Json = False,
@@ -129,17 +132,14 @@ def set_(
     changes: dict[str, object] = {}
     for name, value in given.items():
         flag = f"--{name.replace('_', '-')}"
-        if name == "fair":
+        if name in ("fair", "endpoint"):
             changes[name] = value
         elif f"{name}_period_s" in settings.BOUNDS:
             changes |= settings.rate(name, str(value), flag)
         else:
             changes[name] = settings.number(name, value, flag)
     emptied = settings.unset(unset or [], "--unset")
-    if twice := changes.keys() & emptied.keys():
-        raise UsageError(f"{min(twice)} is both set and unset: give one of them")
-    if not changes and not emptied:
-        raise UsageError("nothing to change: give a setting, such as --concurrency 4, or --unset NAME")
+    _check_changes(changes, emptied)
 
     async def question(admin: Admin) -> list[EffectiveSetting] | None:
         await check_queue(admin, queue, create=create)
@@ -151,6 +151,13 @@ def set_(
         as_json(_plain(found))
     else:
         out(f"queue {escaped(queue)}: {_brief(found)}")
+
+
+def _check_changes(changes: Mapping[str, object], emptied: Mapping[str, object]) -> None:
+    if twice := changes.keys() & emptied.keys():
+        raise UsageError(f"{min(twice)} is both set and unset: give one of them")
+    if not changes and not emptied:
+        raise UsageError("nothing to change: give a setting, such as --concurrency 4, or --unset NAME")
 
 
 @group.command()

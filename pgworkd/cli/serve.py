@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import math
 import os
@@ -11,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,12 @@ import anyio
 import structlog
 
 from pgworkd.cli import listening, stop_signals
-from pgworkd.cli.load_app import load_app
+from pgworkd.cli.programs import Program, check_queues, program
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
-from pgworkd.engine.registry import App
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
@@ -33,7 +31,6 @@ from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.settings.config import Settings, load
 from pgworkd.words import log, traces
 from pgworkd.words.events import Events, Listener
-from pgworkd.words.validation import closest
 
 if TYPE_CHECKING:
     from pgworkd.metrics.samples import Source
@@ -50,21 +47,19 @@ THREADS_S = 0.5
 """How long idle threads may take to end once the loop is gone."""
 
 
-def serve(flags: Mapping[str, object]) -> int:
-    """Runs the daemon, or daemons, with these flags and the settings; the exit code. Raises PgworkdError."""
+def serve(flags: Mapping[str, object], *, push: bool = False) -> int:
+    """Runs the daemon, or daemons, with these flags and the settings; the exit code. Raises PgworkdError.
+
+    `push`: one that sends jobs, and has no application.
+    """
     settings = load(**flags)
     is_child = _follow_parent(_stop_s(options(settings)) + 2 * STUCK_S)
-    if settings.app is None:
-        raise UsageError("no app given: set PGWORKD_APP, or pass --app module:attribute")
-    app = load_app(settings.app)
-    _check_queues(settings, app)
-    if settings.remote is not None and settings.processes > 1:
-        raise UsageError(f"processes ({settings.origin('processes')}): with remote, start several daemons instead")
+    found = program(settings, push=push)
     spare_collector()
     stop_signals.hold()
     notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
-    service = _Service(settings, flags, notes, is_child=is_child)
-    code = anyio.run(service.run, app, backend_options={"use_uvloop": has_uvloop()})
+    service = _Service(settings, flags, found, notes, is_child=is_child)
+    code = anyio.run(service.run, backend_options={"use_uvloop": has_uvloop()})
     stop_signals.ignore()
     return _left(code)
 
@@ -73,7 +68,13 @@ class _Service:
     """One daemon, or the supervisor of several, with its signal handling."""
 
     def __init__(
-        self, settings: Settings, flags: Mapping[str, object], notes: Sequence[str] = (), *, is_child: bool = False
+        self,
+        settings: Settings,
+        flags: Mapping[str, object],
+        found: Program,
+        notes: Sequence[str] = (),
+        *,
+        is_child: bool = False,
     ) -> None:
         self._settings = settings
         self._flags = flags
@@ -81,13 +82,12 @@ class _Service:
         self._parts = (SystemdNotifier(), Introduction()) if is_child else (SystemdNotifier(),)
         self._events: Events | None = None
         self._listener: Listener
-        self._app = App()
+        self._app, self._make = found
         self._log_with(settings)
 
-    async def run(self, app: App) -> int:
+    async def run(self) -> int:
         """Runs it; the exit code. Raises the daemon's errors."""
-        self._app = app
-        daemon = self._supervisor(app) if self._settings.processes > 1 else self._daemon(app)
+        daemon = self._supervisor() if self._settings.processes > 1 else self._daemon()
         for line in self._notes:  # only now: if the start fails, its error shall be the only line
             _logger().warning("settings.note", note=line)
         code, problem = 1, None
@@ -109,17 +109,16 @@ class _Service:
             raise problem
         return code
 
-    def _daemon(self, app: App) -> Daemon:
+    def _daemon(self) -> Daemon:
         queues = self._settings.queues or None
         parts = (*self._parts, *_tracing())
-        make = Daemon if self._settings.remote is None else _remote(self._settings)
-        daemon = make(app, options(self._settings), queues=queues, parts=parts, end_process=end_process)
+        daemon = self._make(self._app, options(self._settings), queues=queues, parts=parts, end_process=end_process)
         self._events = daemon.events
         self._events.listen(self._listener, except_for=log.below_level(self._settings.log_level))
         return daemon
 
-    def _supervisor(self, app: App) -> Supervisor:
-        app.slots(self._settings.queues or None)  # invalid settings are reported once, before any daemon starts
+    def _supervisor(self) -> Supervisor:
+        self._app.slots(self._settings.queues or None)  # invalid settings are reported once, before any daemon starts
         return Supervisor(options(self._settings), self._settings.processes, reports=listening.wanted(self._settings))
 
     async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
@@ -146,7 +145,7 @@ class _Service:
     def _reload(self, daemon: Daemon | Supervisor) -> None:
         try:
             fresh = load(**self._flags)
-            _check_queues(fresh, self._app)
+            check_queues(fresh, self._app)
         except UsageError as error:
             _logger().error("reload.rejected", error=str(error))
             return
@@ -186,19 +185,6 @@ def _observe(daemon: Daemon) -> None:
     observe(DaemonSource(daemon))
 
 
-def _remote(settings: Settings) -> Callable[..., Daemon]:
-    """Makes a daemon that works through a gateway."""
-    try:
-        from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayOptions
-        from pgworkd.remote_daemon.daemon import RemoteDaemon
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[remote]'") from None
-    if settings.lease_s < LEASE_S_MIN:
-        raise UsageError(f"lease_s ({settings.origin('lease_s')}): with remote, {LEASE_S_MIN:g} or more")
-    gateway = GatewayOptions(settings.remote or "", settings.token_required(), settings.command_timeout_s)
-    return functools.partial(RemoteDaemon, gateway=gateway)
-
-
 def options(settings: Settings) -> DaemonOptions:
     """The daemon's options from the settings."""
     dsn = settings.dsn_required() if settings.remote is None else NO_DATABASE
@@ -235,15 +221,6 @@ def _stop_notes(settings: Settings) -> list[str]:
         return []
     finding = f"a stop may take {took_s:.0f} s (shutdown_s is {shutdown_s:g}), but by default {killed}"
     return [f"{finding}: {remedy}, or set shutdown_s, which also silences this warning"]
-
-
-def _check_queues(settings: Settings, app: App) -> None:
-    known = app.queues()
-    for queue in settings.queues if known else ():
-        if queue not in known:
-            found = closest(queue, known)
-            hint = f": did you mean {found!r}?" if found else f"; the app has: {', '.join(sorted(known))}"
-            raise UsageError(f"queues ({settings.origin('queues')}): no handler serves queue {queue!r}{hint}")
 
 
 def _follow_parent(limit_s: float) -> bool:

@@ -56,6 +56,8 @@ _CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() 
     j.serialize_key::text
     FROM unnest($1::uuid[], $2::int[]) AS u (id, attempt) JOIN pgworkd.jobs j ON j.id = u.id AND j.attempts = u.attempt
     WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL"""
+ASSIGNMENTS = "assignments"
+"""The name of the standing worker of attempts that remote workers claim with a lease of their own."""
 RENEWED, LOST, LOCKED = "renewed", "lost", "locked"
 
 
@@ -133,9 +135,9 @@ class RemoteStore:
         token = uuid4()
         return Registration.of(await self._beats.value(_REGISTER, name, version, lease_s, token, kind), token)
 
-    async def standing_worker(self) -> Registration:
-        """The worker under which attempts with a lease of their own run."""
-        ((worker_id, token),) = await self._beats.fetch("SELECT id, token FROM pgworkd.standing_worker()")
+    async def standing_worker(self, name: str = ASSIGNMENTS) -> Registration:
+        """The standing worker of that name, under which attempts with a lease of their own run."""
+        ((worker_id, token),) = await self._beats.fetch("SELECT id, token FROM pgworkd.standing_worker($1)", name)
         return Registration.of(worker_id, token)
 
     async def worker(self, worker_id: int) -> RemoteWorker | None:

@@ -13,7 +13,7 @@ from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
-VERSION = 6
+VERSION = 7
 """The schema this program speaks: `schema_version.version` as written by `99_finish.sql`.
 
 To change a table: edit it in `schema.sql`; bring databases of the version before there in `migrations/NNNN_name.sql`,

@@ -47,6 +47,8 @@ class Attempt:
     """The handler is inside its `job.transaction()`."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
+    handed_over = False
+    """It runs under the standing worker (then `worker_id`), and may be settled by others, too."""
     outcome_unknown = False
     """It may have been settled: the answer to a COMMIT, or to its settle, was lost."""
     unreadable: Exception | None = None

@@ -49,13 +49,22 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an answer means. `delay_s`: until the retry, None: as the queue's backoff says; `message`: why it failed."""
+    """What an answer means. `delay_s`: until the retry, None: as the queue's backoff says.
+
+    `cause`, `message`: why it did not complete, as the type and the text of an error.
+    """
 
     ending: Ending
     result: JsonText | None = None
     delay_s: float | None = None
+    cause: str = ""
     message: str = ""
     effect: Effect = Effect.NONE
+
+    @property
+    def summary(self) -> str:
+        """Cause and message in one line."""
+        return f"{self.cause}: {self.message}" if self.message else self.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +85,13 @@ def verdict(answer: Answer, *, may_accept: bool, now: datetime | None = None) ->
     delay_s = retry_after_s(answer.headers.get("retry-after", ""), now or datetime.now(UTC))
     if said and said not in _SAID:
         message = f"its header {OUTCOME} is {clean_text(said, 40)!r}: {', '.join(_SAID)} are known"
-        return Verdict(Ending.DEAD, message=message, effect=effect)
+        return Verdict(Ending.DEAD, cause="UnknownOutcome", message=message, effect=effect)
     if ending is Ending.COMPLETED:
         return _completed(answer)
     if ending is Ending.ACCEPTED:
         return Verdict(ending)
-    return Verdict(ending, None, None if ending is Ending.DEAD else delay_s, described(answer), effect)
+    cause, message = described(answer)
+    return Verdict(ending, None, None if ending is Ending.DEAD else delay_s, cause, message, effect)
 
 
 _SAID = {
@@ -104,18 +114,22 @@ def _completed(answer: Answer) -> Verdict:
         return Verdict(Ending.COMPLETED)
     if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         said = f"the result is compressed ({clean_text(coding, 40)}), which was not asked for"
-        return Verdict(Ending.DEAD, message=f"{said}; the work is done")
+        return _unstorable(said)
     if not answer.is_whole:
         said = f"the result has more than the {len(answer.content):,} bytes that are read: answer with a reference"
-        return Verdict(Ending.DEAD, message=f"{said}; the work is done")
+        return _unstorable(said)
     try:
         result = JsonText(answer.content.decode().strip())
         result.checked("result", object_only=False)
     except UnicodeDecodeError:
-        return Verdict(Ending.DEAD, message="the result is not UTF-8; the work is done")
+        return _unstorable("the result is not UTF-8")
     except InvalidPayload as error:
-        return Verdict(Ending.DEAD, message=f"{error}; the work is done")
+        return _unstorable(str(error))
     return Verdict(Ending.COMPLETED, None if result == "null" else result)
+
+
+def _unstorable(why: str) -> Verdict:
+    return Verdict(Ending.DEAD, cause="BadResult", message=f"{why}; the work is done")
 
 
 def _is_json(content_type: str) -> bool:
@@ -123,12 +137,17 @@ def _is_json(content_type: str) -> bool:
     return plain == "application/json" or (plain.startswith("application/") and plain.endswith("+json"))
 
 
-def described(answer: Answer) -> str:
-    """The status, and the beginning of what was said with it, in one line."""
+def is_trouble(status: int) -> bool:
+    """True for an answer that says more of the endpoint than of the job: it is overloaded, or broken."""
+    return status in (408, 425, 429) or (status >= 500 and status not in DEAD)
+
+
+def described(answer: Answer) -> tuple[str, str]:
+    """The status, and the beginning of what was said with it, each in one line."""
     said = " ".join(clean_text(answer.content.decode(errors="replace"), SNIPPET_BYTES).split())
-    redirect = f" to {clean_text(answer.headers.get('location', '')[:200], 200)!r}, which is not followed"
-    what = f"HTTP {answer.status}{redirect if 300 <= answer.status < 400 else ''}"
-    return f"{what}: {said}" if said else what
+    if 300 <= answer.status < 400:
+        said = f"redirects to {clean_text(answer.headers.get('location', '')[:200], 200)!r}, which is not followed"
+    return f"HTTP {answer.status}", said
 
 
 def retry_after_s(text: str, now: datetime) -> float | None:

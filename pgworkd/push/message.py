@@ -14,8 +14,8 @@ from pydantic_core import to_json
 
 from pgworkd.words.json_text import JsonText
 
-RUN = "job.run"
-"""The `type` of every message: run this job."""
+RUN, TEST = "job.run", "endpoint.test"
+"""The `type` of a message: run this job; or no job, it tests the way."""
 AGENT = f"pgworkd/{version('pgworkd')}"
 PASSED_ON = ("traceparent", "tracestate")
 """Members of a job's `meta` that are sent as headers, too: https://www.w3.org/TR/trace-context/."""
@@ -73,27 +73,42 @@ def body(attempt: Attempt, at: datetime, callback: Callback | None = None) -> by
     return head + to_json(data)[:-1] + texts + tail
 
 
+def trial_body(endpoint: str, at: datetime) -> bytes:
+    """The JSON of a message that is no job: whether it arrives is what is asked."""
+    return to_json({"type": TEST, "timestamp": at, "data": {"endpoint": endpoint}})
+
+
 def headers(
-    attempt: Attempt, content: bytes, at: datetime, secrets: Sequence[bytes], given: Mapping[str, str], trace: object
+    message_id: UUID,
+    content: bytes,
+    at: datetime,
+    secrets: Sequence[bytes],
+    given: Mapping[str, str],
+    *,
+    trace: object = None,
+    attempt: int | None = None,
 ) -> dict[str, str]:
     """The headers of a message. `given`: those of its endpoint, which ours override. No secrets: it is not signed.
 
     `trace`: the job's `meta`, decoded, of which the trace context is passed on.
     """
     found = {name.lower(): value for name, value in given.items()}
-    if isinstance(trace, Mapping):
-        found |= {name: value for name in PASSED_ON if isinstance(value := trace.get(name), str) and value.isascii()}
+    context = trace if isinstance(trace, Mapping) else {}
+    for name in PASSED_ON:
+        if isinstance(value := context.get(name), str) and value.isascii() and value.isprintable():
+            found[name] = value
     found |= {
         "content-type": "application/json",
         "accept": "application/json",
         "accept-encoding": "identity",
         "user-agent": AGENT,
-        "webhook-id": str(attempt.id),
+        "webhook-id": str(message_id),
         "webhook-timestamp": str(int(at.timestamp())),
-        "pgworkd-attempt": str(attempt.attempt),
     }
+    if attempt is not None:
+        found["pgworkd-attempt"] = str(attempt)
     if secrets:
-        found["webhook-signature"] = signatures(secrets, f"{attempt.id}.{int(at.timestamp())}.".encode() + content)
+        found["webhook-signature"] = signatures(secrets, f"{message_id}.{int(at.timestamp())}.".encode() + content)
     return found
 
 

@@ -20,6 +20,8 @@ from pgworkd.words.redaction import hide_secret
 
 PREFIX = "PGWORKD_SECRET_"
 ENCODED = "whsec_"
+CREDENTIALS = "CREDENTIALS_DIRECTORY"
+"""The variable in which systemd names the directory of a service's credentials: see systemd.exec(5), LoadCredential."""
 BYTES_MIN, BYTES_MAX = 24, 64
 """Of a secret: https://github.com/standard-webhooks/standard-webhooks, "Signature scheme"."""
 SECRETS_MAX = 2
@@ -37,11 +39,14 @@ def check_name(name: str) -> str:
 def read(name: str, directory: Path | None = None, environ: Mapping[str, str] = os.environ) -> list[bytes]:
     """The secrets of that name, the first of them in use, the second still or already. UsageError says what is wrong.
 
-    The environment comes first. Whatever is found is redacted from then on, wherever this process writes it.
+    The environment comes first, then `directory` (None: that of systemd's credentials). Whatever is found is redacted
+    from then on, wherever this process writes it.
     """
     variable = PREFIX + check_name(name).upper().replace("-", "_")
     if text := environ.get(variable, ""):
         return _decoded(text, f"{variable} in the environment")
+    if directory is None and (credentials := environ.get(CREDENTIALS)):
+        directory = Path(credentials)
     if directory is None:
         raise UsageError(f"the secret {name!r} is missing: set {variable}")
     return _decoded(_file(directory / name, variable), f"the file {directory / name}")

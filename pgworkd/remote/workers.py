@@ -14,7 +14,8 @@ from uuid import UUID, uuid4
 
 import anyio
 
-from pgworkd.database.remote_store import Held, News, RemoteStore
+from pgworkd.database.endpoint_store import PUSH_WORKER
+from pgworkd.database.remote_store import ASSIGNMENTS, Held, News, RemoteStore
 from pgworkd.database.remote_store import RemoteWorker as Stored
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import LeaseLost, UsageError, WorkerLost
@@ -121,7 +122,7 @@ class RemoteWorkers:
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
         self._known: OrderedDict[int, RemoteWorker] = OrderedDict()
-        self._standing: Registration | None = None
+        self._standing: dict[str, Registration] = {}
         self._given: OrderedDict[str, Held] = OrderedDict()
 
     def __iter__(self) -> Iterator[RemoteWorker]:
@@ -169,15 +170,21 @@ class RemoteWorkers:
             self.compare(worker, rows, asked_at)
         return worker
 
-    async def standing(self) -> Registration:
-        """The worker under which attempts with a lease of their own run."""
-        if self._standing is None:
-            self._standing = await self._store.standing_worker()
-        return self._standing
+    async def standing(self, name: str = ASSIGNMENTS) -> Registration:
+        """The worker under which attempts with a lease of their own run; PUSH_WORKER: those that were pushed."""
+        if name not in self._standing:
+            self._standing[name] = await self._store.standing_worker(name)
+        return self._standing[name]
 
     def forget_standing(self) -> None:
         """The database may be another one (a restored dump)."""
-        self._standing = None
+        self._standing.clear()
+
+    async def is_pushed(self, text: str) -> bool:
+        """True for the assignment of a job that was pushed: whoever has it was sent it, and may end the attempt."""
+        with contextlib.suppress(UsageError, LeaseLost):
+            return (await self.held(text)).worker_id == await self.standing(PUSH_WORKER)
+        return False
 
     def remember(self, text: str, held: Held) -> None:
         """This assignment is about to be given to a worker: it need not be read and checked when it comes back."""
@@ -190,10 +197,9 @@ class RemoteWorkers:
         if (given := self._given.pop(text, None)) is not None:
             return given
         found = Assignment.parse(text)
-        standing = await self.standing()
-        if found.worker_id == standing:
-            key: UUID | None = standing.token
-        else:
+        standing = {int(each): each.token for each in (await self.standing(), await self.standing(PUSH_WORKER))}
+        key = standing.get(found.worker_id)
+        if key is None:
             worker = await self._get(found.worker_id)
             key = None if worker is None else worker.id.token
         if key is None:  # its worker has gone: only what has become of it can be said

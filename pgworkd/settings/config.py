@@ -10,7 +10,7 @@ import re
 import socket
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import DirectoryPath, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -127,6 +127,12 @@ class Settings(BaseSettings):
     http_requests_per_s: float = Field(
         1000, ge=0.1, le=1_000_000, description="Requests per second that one token may make"
     )
+    secrets_dir: DirectoryPath | None = Field(
+        None, description="Directory of the secrets that sign pushed jobs; default: that of systemd's credentials"
+    )
+    callback_url: str | None = Field(
+        None, description="Address of the gateways for services that call back: https://jobs.example.com"
+    )
     worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
     smtp_url: SecretStr | None = Field(
         None, description="Mail server for alerts and digests: smtp://user:password@host:587"
@@ -158,9 +164,9 @@ class Settings(BaseSettings):
             raise ValueError(fault)
         return value
 
-    @field_validator("remote")
+    @field_validator("remote", "callback_url")
     @classmethod
-    def _check_remote(cls, value: str | None) -> str | None:
+    def _check_url(cls, value: str | None) -> str | None:
         if value is not None and (fault := url_fault(value)):
             raise ValueError(fault)
         return value

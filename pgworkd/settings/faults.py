@@ -24,6 +24,8 @@ def lines(detail: ErrorDetails, origins: Mapping[str, str], fields: Mapping[str,
         name = str(detail["loc"][0])
         is_ours = detail["type"] == "value_error"
         problems = {name: str(detail["ctx"]["error"]) if is_ours else _expected(name, fields[name], detail["input"])}
+        if detail["type"] == "path_not_directory":
+            problems = {name: "must be a directory that is there"}
     return [f"{name} ({origins.get(name, 'default')}): {problem}" for name, problem in problems.items()]
 
 

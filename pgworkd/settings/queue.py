@@ -51,7 +51,7 @@ BOUNDS = {
 """Every numeric setting, by the name of its column."""
 NAMES = (
     *("concurrency", "max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key", "rate_per_key_burst"),
-    *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s", "max_losses"),
+    *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s", "max_losses", "endpoint"),
 )
 """Every setting by its public name: a rate includes its period."""
 _COLUMNS = {
@@ -59,18 +59,21 @@ _COLUMNS = {
     "rate_per_key": ("rate_per_key", "rate_per_key_period_s", "rate_per_key_burst"),
 }
 REMEDIES = {
+    "queue_endpoint_must_exist": "there is no such endpoint: add it first (pgworkd endpoints add)",
     "rate_needs_a_period": "a rate needs a period: give both, as in 10/s",
     "rate_per_key_needs_a_period": "a rate per key needs a period: give both, as in 10/s",
     "rate_burst_needs_a_rate": "rate_burst needs a rate, and the queue has none: give rate as well",
     "rate_per_key_burst_needs_a_rate": "rate_per_key_burst needs a rate_per_key, and the queue has none: give both",
 }
-"""The remedies for violated constraints that relate two settings, one of which may already be in the row."""
+"""The remedies for violated constraints that relate settings to one another, or to an endpoint."""
 
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|sec|second|min|minute|m|h|hour|d|day)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNIT_S |= {"h": 3600.0, "hour": 3600.0, "d": 86_400.0, "day": 86_400.0}
 _BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
 """What applies to handlers that declare no backoff, and where no row overrides it."""
+_OTHERS = {"fair": bool, "endpoint": str}
+"""Settings that are no numbers."""
 _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
@@ -122,7 +125,8 @@ def checked(changes: Mapping[str, object]) -> dict[str, object]:
     """Changes of columns, validated (None: the default from code); UsageError for an unknown name or invalid value."""
     known: dict[str, object] = {}
     for name, value in changes.items():
-        if name == "fair" and (value is None or isinstance(value, bool)):
+        kind = _OTHERS.get(name)
+        if kind is not None and (value is None or isinstance(value, kind)):
             known[name] = value
         elif name in BOUNDS:
             known[name] = None if value is None else number(name, value, name)

@@ -1,6 +1,22 @@
 -- Effects of a job's end that are deferred: in a transaction that must not wait, what meets a lock
 -- is written into pending_effects and applied soon after.
 
+-- Consequences of a job's end that were deferred, because another transaction had locked what they
+-- change, or because too many jobs depend on it. A row is one of: an end to count in its batch, an
+-- end to pass on to dependents, a serialize_key that became free. apply_effects(), or the next
+-- holder of the batch's tree, applies it and deletes the row; nothing else may delete one.
+CREATE TABLE IF NOT EXISTS pending_effects (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    batch_id uuid, ended ended_job,  -- with payload and result where the batch needs them
+    job_id uuid, completed boolean,  -- false: it is dead, cancelled or expired
+    queue text, serialize_key text,
+    put_off_at   timestamptz NOT NULL DEFAULT clock(),
+    done_to      uuid,               -- the dependents of job_id up to this one were processed
+    left_behind  boolean NOT NULL DEFAULT false  -- some were locked, or refused: another round
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX IF NOT EXISTS pending_effects_batch ON pending_effects (batch_id)
+    WHERE batch_id IS NOT NULL;
+
 -- Defers effects to apply_effects(), and notifies daemons. p_queues and p_keys are parallel. Locks
 -- nothing.
 CREATE OR REPLACE FUNCTION put_off(p_ended ended_job[], p_jobs uuid[] DEFAULT NULL,

@@ -23,6 +23,8 @@ DECLARE
             'worker_id', j.worker_id, 'worker', coalesce(w.name, 'unknown'),
             'type', CASE WHEN d.passed THEN 'Timeout' ELSE 'lease' END,
             'error', CASE WHEN d.passed THEN 'no result within ' || j.timeout_s || ' s'
+                          WHEN w.kind = 'standing' AND w.name = 'push'
+                              THEN 'no callback within ' || j.lease_s || ' s'
                           ELSE 'its lease of ' || j.lease_s || ' s was not renewed' END,
             'delay_s', retry_delay_s(j.queue, j.failures + 1)) ORDER BY j.id)
         FROM jobs j LEFT JOIN workers w ON w.id = j.worker_id

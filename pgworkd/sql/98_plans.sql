@@ -55,19 +55,21 @@ BEGIN
             ('plain', '
                 abandon add_jobs add_occurrences append_minutes apply_frees ask_worker
                 batch_created batch_moved batch_tree cancel check_callback complete_own
-                count_deaths declare_alerts declare_schedules dependencies_added differing discard
-                do_part done_of drop_pool edit enable_schedule ensure_schedules error_group
-                error_message error_pattern expire expire_jobs expire_these fail_schedule
-                first_run_at follow forget_deaths had_time heartbeat in_parts job_added
-                jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
-                known_pools live_gateways lock_queues lock_trees_of made_since make_alert
-                mend_sequences missed_since mute_errors next_priority note_deaths of_key
-                overdue_jobs percentile places_after promote_lines put_off put_schedule
-                queue_dated queues_audit queues_changed rate_allowance rates_follow register
+                count_deaths declare_alerts declare_schedules dependencies_added differing
+                disable_endpoint discard do_part done_of drop_pool edit enable_endpoint
+                enable_schedule ensure_schedules error_group error_message error_pattern expire
+                expire_jobs expire_these fail_schedule first_run_at follow forget_deaths had_time
+                heartbeat hold_queues in_parts job_added jobs_inserted keep_keys key_allowance
+                key_has_room keyed_behind kinds_elsewhere known_pools live_gateways lock_queues
+                lock_trees_of made_since make_alert mend_sequences missed_since mute_errors
+                next_priority note_deaths note_endpoint of_key overdue_jobs pause_endpoint
+                percentile places_after promote_lines put_off put_schedule queue_dated
+                queues_audit queues_changed rate_allowance rates_follow register remove_endpoint
                 remove_schedule report_refused rescue rescue_jobs restore_occurrences
                 retire_schedules retry retry_delay_s roll_up run_schedule schedule_changed
-                schedules_audit schedules_notify set_no_wait set_pool set_queue sign_off spend
-                spent_until standing_worker starts sum_minutes thin_samples wake who worker_ended'),
+                schedules_audit schedules_notify set_endpoint set_no_wait set_pool set_queue
+                sign_off spend spent_until standing_worker starts sum_minutes thin_samples wake
+                who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '

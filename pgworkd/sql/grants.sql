@@ -8,7 +8,7 @@
 --   enqueuer  an application that inserts jobs; reads of jobs: id, queue, dedupe_key and status, which RETURNING id and
 --             ON CONFLICT need; never a payload or a result. Who also waits for results needs enqueuer and reader.
 --   reader    a dashboard: reads everything, changes nothing; not the tokens of workers or of the gateway
---   gateway   `pgworkd serve`: all three of these, and the tokens of its callers
+--   gateway   `pgworkd serve`: all three of these, the tokens of its callers, and the endpoints that jobs are sent to
 --
 -- Functions run with their caller's rights, except those of the owner in 98_plans.sql: each does one thing that needs rights
 -- which its callers had better not have.
@@ -100,6 +100,17 @@ GRANT SELECT ON pgworkd.workers TO {worker};
 GRANT SELECT (id, name, pid, version, state, lease_s, started_at, seen_at, steady_since, lease_until, lost_at, schedules, kinds,
               kind, requested) ON pgworkd.workers TO {reader};  -- not the token, by which a worker is known
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgworkd.tokens TO {gateway};
+
+-- Where jobs are sent by HTTP: only the gateway, for operators, says where; a worker pauses an endpoint, or disables it, as
+-- it answers. A reader does not see what a secret may stand in.
+GRANT SELECT, INSERT, DELETE, UPDATE ON pgworkd.endpoints TO {gateway};
+GRANT SELECT, UPDATE (paused_until, paused_why, disabled_at, disabled_why, disabled_queues, updated_at) ON pgworkd.endpoints
+    TO {worker};
+GRANT SELECT (name, mode, timeout_s, callback_timeout_s, secret_name, unsigned, allow_private, paused_until, paused_why,
+              disabled_at, disabled_why, disabled_queues, created_at, updated_at) ON pgworkd.endpoints TO {reader};
+GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint TO {gateway};
+GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgworkd.enable_endpoint, pgworkd.hold_queues,
+    pgworkd.note_endpoint TO {worker};
 GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups
     TO {worker}, {reader};

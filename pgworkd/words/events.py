@@ -27,6 +27,7 @@ JOB_DEAD: Final = "job.dead"  # duration_s, error, exception as above
 JOB_RAISED: Final = "job.raised"  # error, exception (its traceback): raised after the job was completed, which it stays
 JOB_RELEASED: Final = "job.released"  # reason, delay_s
 JOB_CANCELLED: Final = "job.cancelled"  # reason
+JOB_HANDED_OVER: Final = "job.handed_over"  # it was accepted by a service, which settles it by a callback
 JOB_STALE: Final = "job.stale"  # outcome: not stored, because the attempt had been rescued or settled before
 OUTCOME_REJECTED: Final = (
     "outcome.rejected"  # error: not even a plain failure can be stored; the attempt stays in flight
@@ -78,6 +79,9 @@ ROWS_REJECTED: Final = (
     "rows.rejected"  # what, sqlstate, count, key, error: maintenance passes over these rows; see refused_rows
 )
 MAINTENANCE_FAILED: Final = "maintenance.failed"  # task, error
+ENDPOINT_REFUSED: Final = "endpoint.refused"  # endpoint, error: its row or secret is wrong, so nothing is sent to it
+ENDPOINT_PAUSED: Final = "endpoint.paused"  # endpoint, for_s, reason: it asks for less, or fails again and again
+ENDPOINT_DISABLED: Final = "endpoint.disabled"  # endpoint, reason: it has answered that it is gone
 HOOK_FAILED: Final = "hook.failed"  # hook, error
 
 

@@ -117,6 +117,7 @@ class Ending(enum.Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # a skipped occurrence: missed while no worker served its queue
     SETTLED = "settled"  # by the handler itself, in job.transaction()
+    HANDED_OVER = "handed over"  # it goes on under the standing worker, until somebody else settles it
 
 
 class Reason(enum.Enum):

@@ -28,6 +28,7 @@ _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,
     events.JOB_COMPLETED: logging.INFO,
     events.JOB_RELEASED: logging.INFO,
+    events.JOB_HANDED_OVER: logging.DEBUG,
     events.JOB_CANCELLED: logging.INFO,
     events.JOB_FAILED: logging.WARNING,
     events.JOB_STALE: logging.WARNING,
@@ -53,6 +54,9 @@ _LEVELS: dict[str, int] = {
     events.SCHEDULE_FAILED: logging.ERROR,
     events.ORPHANS_RELEASED: logging.WARNING,
     events.MAINTENANCE_FAILED: logging.ERROR,
+    events.ENDPOINT_REFUSED: logging.ERROR,
+    events.ENDPOINT_PAUSED: logging.WARNING,
+    events.ENDPOINT_DISABLED: logging.ERROR,
     events.HOOK_FAILED: logging.ERROR,
 }
 _TRACES = ("exception", "stack")

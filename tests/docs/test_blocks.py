@@ -94,6 +94,12 @@ SETTINGS: dict[str, Setting] = {
         ),
     ),
     "docs/operating.md": Setting(undo=f"DROP OWNED BY {GROUPS}; DROP ROLE {GROUPS}, shop, shop_worker"),
+    "docs/push.md": Setting(
+        facts=(
+            "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE result = '{\"paid\": 7}'",
+            found(1, "queue = 'invoices' AND status = 'dead' AND error LIKE 'HTTP 422: %'"),
+        ),
+    ),
     "docs/scaling.md": Setting(
         facts=("SELECT count(*) = 3 FROM pgworkd.worker_stats WHERE state = 'running' AND queues = '{embedding}'",),
     ),

@@ -14,6 +14,8 @@ import structlog
 
 from pgworkd import App
 from pgworkd.cli import serve, stop_signals
+from pgworkd.cli.programs import Program
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.settings.config import Settings, load
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -21,7 +23,9 @@ NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 
 @pytest.fixture
 def service() -> Iterator[Any]:
-    yield serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {})
+    app = App()
+    app.handler("q")(lambda: None)
+    yield serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {}, Program(app, Daemon))
     structlog.reset_defaults()
 
 
@@ -29,9 +33,7 @@ def test_a_signal_between_the_import_and_the_event_loop_stops_the_daemon(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_signals, "asked", lambda: True)
-    app = App()
-    app.handler("q")(lambda: None)
-    assert anyio.run(service.run, app) == 0
+    assert anyio.run(service.run) == 0
 
 
 async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import structlog
 
 from pgworkd import App
 from pgworkd.cli import serve
+from pgworkd.cli.programs import Program
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.life.daemon import Daemon
@@ -258,11 +259,11 @@ async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
     monkeypatch.setattr(sys, "stderr", lines)
     monkeypatch.setenv("PGWORKD_LOG_LEVEL", "warning")
     flags = {"dsn": dsn, "log_format": "json"}
-    service = serve._Service(load(**flags), flags)
+    service = serve._Service(load(**flags), flags, Program(app_that_may_fail(), Daemon))
     make, made = service._daemon, list[Daemon]()
 
-    def daemon_of(app: App) -> Daemon:
-        made.append(make(app))
+    def daemon_of() -> Daemon:
+        made.append(make())
         return made[0]
 
     monkeypatch.setattr(service, "_daemon", daemon_of)
@@ -281,7 +282,7 @@ async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
         return str(job_id)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.run, app_that_may_fail())
+        tasks.start_soon(service.run)
         quiet = await run_one()
         await reload("debug")
         heard = await run_one()

@@ -34,7 +34,7 @@ def test_every_status_has_a_meaning() -> None:
             wanted = Ending.FAILED
             effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(status, effect)
         assert (found.ending, found.effect) == (wanted, effect), status
-        assert (found.message != "") == (wanted is not Ending.COMPLETED), status
+        assert (found.summary != "") == (wanted is not Ending.COMPLETED), status
     assert all(judged(status).ending is Ending.FAILED for status in FAILED)
 
 
@@ -141,9 +141,9 @@ def test_a_receiver_says_when_to_come_back(text: str) -> None:
 
 
 def test_a_failure_is_told_in_one_line() -> None:
-    assert judged(503, b"try\r\nlater\x00\x1b[31m \xff").message == "HTTP 503: try later\\x00\x1b[31m \ufffd"
-    assert judged(500).message == "HTTP 500"
-    assert len(judged(500, b"x" * 10**6).message) < 600
-    moved = judged(302, location="http://169.254.169.254/" + "x" * 1000).message
-    assert moved.startswith("HTTP 302 to 'http://169.254.169.254/")
+    assert judged(503, b"try\r\nlater\x00\x1b[31m \xff").summary == "HTTP 503: try later\\x00\x1b[31m \ufffd"
+    assert judged(500).summary == "HTTP 500"
+    assert len(judged(500, b"x" * 10**6).summary) < 600
+    moved = judged(302, location="http://169.254.169.254/" + "x" * 1000).summary
+    assert moved.startswith("HTTP 302: redirects to 'http://169.254.169.254/")
     assert moved.endswith("', which is not followed")

@@ -31,7 +31,7 @@ ATTEMPT = Attempt(
 
 
 def signed(content: bytes, at: datetime, *, secrets: list[bytes] = SECRETS[:1], **given: str) -> dict[str, str]:
-    return headers(ATTEMPT, content, at, secrets, given, json.loads(ATTEMPT.meta or "null"))
+    return headers(ATTEMPT.id, content, at, secrets, given, trace=json.loads(ATTEMPT.meta or "null"), attempt=2)
 
 
 def verifies(secret: bytes, content: bytes, found: dict[str, str]) -> Any:
@@ -107,4 +107,4 @@ def test_headers_of_the_endpoint_do_not_replace_ours() -> None:
 @pytest.mark.parametrize("trace", [None, [], "x", {"traceparent": 7}, {"traceparent": "ö"}, {"traceparent": None}])
 def test_a_trace_context_that_is_none_is_not_passed_on(trace: object) -> None:
     at = datetime.now(UTC)
-    assert "traceparent" not in headers(ATTEMPT, b"", at, [], {}, trace)
+    assert "traceparent" not in headers(ATTEMPT.id, b"", at, [], {}, trace=trace)

@@ -18,56 +18,7 @@ import trustme
 from pgworkd.push.answer import Answer, Ending, verdict
 from pgworkd.push.guard import check_url
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
-
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-
-
-class Downstream:
-    """A server that answers each request with the same bytes, or as `act` says."""
-
-    def __init__(self, answer: bytes = OK, act: Callable[[Writer], Awaitable[None]] | None = None) -> None:
-        self.answer, self.act = answer, act
-        self.requests: list[bytes] = []
-        self.connections = 0
-        self.port = 0
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def accept(self, reader: Reader, writer: Writer) -> None:
-        """One connection more."""
-        self.tasks.add(asyncio.get_running_loop().create_task(self.serve(reader, writer)))
-
-    async def serve(self, reader: Reader, writer: Writer) -> None:
-        """One connection."""
-        self.connections += 1
-        with (
-            contextlib.closing(writer),
-            contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError),
-        ):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-                self.requests.append(head + await reader.readexactly(length))
-                if self.act is not None:
-                    await self.act(writer)
-                    break
-                writer.write(self.answer)
-                await writer.drain()
-
-
-@contextlib.asynccontextmanager
-async def serving(down: Downstream, tls: ssl.SSLContext | None = None) -> AsyncIterator[Downstream]:
-    """It listens."""
-    server = await asyncio.start_server(down.accept, "127.0.0.1", 0, ssl=tls)
-    down.port = server.sockets[0].getsockname()[1]
-    try:
-        yield down
-    finally:
-        server.close()
-        for task in down.tasks:
-            task.cancel()
-        if down.tasks:
-            await asyncio.wait(down.tasks)
+from tests.kits.downstream import Downstream, Writer, serving
 
 
 @contextlib.asynccontextmanager

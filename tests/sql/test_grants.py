@@ -47,7 +47,9 @@ FUNCTIONS = {
         declare_alerts forget_deaths
         live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for deadline hand_over fenced extend
         fail_overdue overdue_jobs retry_delay_s
+        pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint
     """,
+    "gateway": "set_endpoint remove_endpoint",
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
@@ -76,6 +78,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),
     "tokens": "",
+    "endpoints": S,
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
 COLUMNS = {  # columns of jobs: the enqueuer's
@@ -125,9 +128,9 @@ async def test_every_table_is_granted_to_the_intended_roles(db: Db, roles: Roles
     assert {row["name"] for row in rows} == TABLES.keys() | days
     for row in rows:
         worker = TABLES.get(row["name"], "")
-        by_columns = row["name"] in ("workers", "tokens", *days)
+        by_columns = row["name"] in ("workers", "tokens", "endpoints", *days)
         wanted = {"worker": worker, "reader": "" if by_columns else S, "enqueuer": ""}
-        wanted["gateway"] = SIUD if row["name"] == "tokens" else worker
+        wanted["gateway"] = SIUD if row["name"] in ("tokens", "endpoints") else worker
         if row["name"] == "schema_version":
             wanted["enqueuer"] = S
         for role in THEY:
@@ -137,17 +140,22 @@ async def test_every_table_is_granted_to_the_intended_roles(db: Db, roles: Roles
 
 
 async def test_nobody_who_only_reads_sees_a_token(db: Db, roles: Roles) -> None:
-    """Of `workers`, the reader has all columns but one; of `tokens`, none."""
+    """Of `workers`, the reader has all columns but one; of `tokens`, none; of `endpoints`, what holds no secret."""
     sql = "SELECT a.attname, has_column_privilege($1, a.attrelid, a.attnum, 'SELECT') AS may FROM pg_attribute a"
     sql += " WHERE a.attrelid = 'pgworkd.workers'::regclass AND a.attnum > 0 AND NOT a.attisdropped"
     rows = await db.fetch(sql, roles.names["reader"])
     assert [row["attname"] for row in rows if not row["may"]] == ["token"]
     async with roles.session("reader") as session:
+        await denied(session, "SELECT url FROM pgworkd.endpoints")
+        await denied(session, "SELECT headers FROM pgworkd.endpoints")
+        assert await session.fetch("SELECT name, secret_name, disabled_why FROM pgworkd.endpoints") == []
         await denied(session, "SELECT token FROM pgworkd.workers")
         await denied(session, "SELECT * FROM pgworkd.tokens")
         await session.fetch("SELECT * FROM pgworkd.worker_stats")
     async with roles.session("worker") as session:
         await denied(session, "SELECT * FROM pgworkd.tokens")
+        await denied(session, "UPDATE pgworkd.endpoints SET url = 'http://169.254.169.254/'")
+        await denied(session, "SELECT pgworkd.set_endpoint('e', '{}')")
     async with roles.session("gateway") as session:
         assert await session.fetch("SELECT * FROM pgworkd.tokens") == []
 

@@ -10,11 +10,10 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
 
-from pgworkd.cli.app import app
 from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many
 from pgworkd.database import grants
+from tests.kits.cli import invoke
 from tests.kits.schema import Roles, denied
 from tests.kits.sessions import Notices
 from tests.kits.verbs import Db, at, claim_ids, clock, complete, live, set_pool, worker
@@ -159,7 +158,7 @@ async def test_a_waiter_learns_that_a_job_has_finished_but_not_its_result(db: Db
 
 async def test_the_enqueue_command_needs_no_more(db: Db, roles: Roles) -> None:
     command = ("enqueue", "q", '{"n": 1}', "--dsn", roles.dsn("enqueuer"))
-    result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    result = await asyncio.to_thread(invoke, command)
     assert result.exit_code == 0, result.stderr
     assert await db.fetchval("SELECT id::text FROM pgworkd.jobs") in result.stdout
 
@@ -249,7 +248,7 @@ async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: D
         "SELECT relname FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace AND relkind IN ('r', 'p', 'v') "
         "AND relname !~ '^finished_jobs_2'"
     )
-    assert {row[0] for row in relations} == {"jobs", "schema_version", "tokens", *TABLES.split()}
+    assert {row[0] for row in relations} == {"jobs", "schema_version", "tokens", "endpoints", *TABLES.split()}
 
 
 async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(

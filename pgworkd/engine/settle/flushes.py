@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 
 from pgworkd.engine.settle.delayed import Item, size_of
+from pgworkd.errors import PgworkdError
 
 FLUSH_MAX = 1_000
 FLUSH_BYTES = 1024 * 1024
@@ -13,6 +15,15 @@ FLUSH_BYTES = 1024 * 1024
 copies each payload to the history, a larger one would exceed the statement time-out."""
 BURST_ITERATIONS_MAX = 8
 """Loop iterations for which a flush waits while each adds outcomes: quick jobs of one claim end within a few."""
+
+
+@dataclass(slots=True)
+class Flush:
+    """How one flush fares: after more than `failures_max` failures in a row the rest of it is delayed."""
+
+    failures_max: int
+    failures: int = 0  # in a row, since part of it was settled
+    error: PgworkdError | None = None
 
 
 class _Lane:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 from uuid import UUID
 
@@ -23,7 +22,7 @@ from pgworkd.database.schedule_store import Occurrence
 from pgworkd.database.store import FailedAttempt, Store
 from pgworkd.engine.attempts import Attempt, InFlight, began_ago_s
 from pgworkd.engine.settle.delayed import Delayed, Item, fallback, is_last_resort, keys_of, size_of, worker_of
-from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flush, Flushes
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.words import events
@@ -55,13 +54,6 @@ class Planner(Protocol):
 
     async def missed(self, attempt: Attempt) -> str | None:
         """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
-
-
-@dataclass(slots=True)
-class _Flush:
-    failures_max: int
-    failures: int = 0  # in a row, since part of it was settled
-    error: PgworkdError | None = None
 
 
 class Settler:
@@ -191,10 +183,12 @@ class Settler:
         for (ending, _), items in groups.items():
             if ending is Ending.SETTLED:
                 self._report(items, "completed")
+            elif ending is Ending.HANDED_OVER:
+                self._let_go(items)
             else:
-                await self._settle(ending, items, _Flush(len(items).bit_length() + FAILURES_SPARE))
+                await self._settle(ending, items, Flush(len(items).bit_length() + FAILURES_SPARE))
 
-    async def _settle(self, ending: Ending, items: Sequence[Item], flush: _Flush) -> None:
+    async def _settle(self, ending: Ending, items: Sequence[Item], flush: Flush) -> None:
         """Settles items of one ending: all, or each half, or delays the rest when too many calls have failed."""
         if flush.error is not None and flush.failures > flush.failures_max:
             return self._delay(items, flush.error)
@@ -264,7 +258,7 @@ class Settler:
             self._skip_until = anyio.current_time() + SKIP_S
         return locked
 
-    async def _rejected(self, item: Item, error: DatabaseError, flush: _Flush) -> None:
+    async def _rejected(self, item: Item, error: DatabaseError, flush: Flush) -> None:
         """Stores a fallback for an outcome whose data the database rejects: a failure with a plain text, or dead.
 
         If even that is rejected, the table has been altered: the attempt stays in flight, so that it runs only once.
@@ -276,6 +270,11 @@ class Settler:
             self._delay([item], error)
             return
         await self._settle(Ending.FAILED, [(attempt, fallback(outcome, error.sqlstate))], flush)
+
+    def _let_go(self, items: Sequence[Item]) -> None:
+        for attempt, _ in items:
+            self._in_flight.remove(attempt)
+            self._events.emit(events.JOB_HANDED_OVER, **attempt.facts())
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
         remove = self._in_flight.remove

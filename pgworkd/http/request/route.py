@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_origin
 
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
@@ -17,6 +17,7 @@ from starlette.datastructures import QueryParams
 from pgworkd.http.request.bodies import BulkRequest, JsonRequest, parse
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
+from pgworkd.words.access import Access
 from pgworkd.words.validation import closest
 
 _NO_QUERY = QueryParams()
@@ -37,9 +38,13 @@ class Route(APIRoute):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         request = self.request_class(scope, receive, send)
         if self.is_authorized:
-            request.state.access = await gateway_of(request).access(request)
+            request.state.access = await self._access(request)
         response = await self._call(**await self._arguments.of(request))
         await response(scope, receive, send)
+
+    async def _access(self, request: Request) -> Access:
+        """What the caller may do. Raises Problem unless it is known who calls."""
+        return await gateway_of(request).access(request)
 
 
 class BulkRoute(Route):

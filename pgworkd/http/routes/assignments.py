@@ -31,11 +31,24 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote.settles import Answer, Settled
+from pgworkd.words.access import Access
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.payload import clean_text
 
-router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
+
+class AssignmentRoute(Route):
+    """A route that may also be called by the assignment alone, if that is of a job that was pushed."""
+
+    async def _access(self, request: Request) -> Access:
+        if "authorization" not in request.headers:
+            text, workers = request.path_params["assignment"], gateway_of(request).remote.workers
+            if len(text) <= ASSIGNMENT_CHARS_MAX and await workers.is_pushed(text):
+                return Access("a receiver of pushed jobs", {"work": None})
+        return await super()._access(request)
+
+
+router = APIRouter(prefix="/v1", tags=["workers"], route_class=AssignmentRoute)
 bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
 Text = Annotated[str, Path(max_length=ASSIGNMENT_CHARS_MAX, description="`assignment` of the claim, unchanged")]
 STALE = documented(*BODY, "stale-assignment")

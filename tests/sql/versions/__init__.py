@@ -46,7 +46,7 @@ async def contents(db: Db) -> dict[str, list[Any]]:
     return found
 
 
-_ADDED = {("workers", "kind"), ("workers", "requested"), ("jobs", "lease_s")}
+_ADDED = {("workers", "kind"), ("workers", "requested"), ("jobs", "lease_s"), ("queues", "endpoint")}
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"
 _FULL = """

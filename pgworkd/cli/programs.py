@@ -1,0 +1,73 @@
+"""What a process runs: an application of the user's, near the database or through a gateway; or what pushes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pgworkd.cli.load_app import load_app
+from pgworkd.engine.life.daemon import Daemon
+from pgworkd.engine.registry import App
+from pgworkd.errors import UsageError
+from pgworkd.settings.config import Settings
+from pgworkd.words.validation import closest
+
+
+class Program(NamedTuple):
+    """`make` makes a daemon of `app`, with the arguments of `Daemon`."""
+
+    app: App
+    make: Callable[..., Daemon]
+
+
+def program(settings: Settings, *, push: bool) -> Program:
+    """The program that these settings ask for; UsageError where they contradict it."""
+    if push:
+        return _push(settings)
+    if settings.app is None:
+        raise UsageError("no app given: set PGWORKD_APP, or pass --app module:attribute")
+    app = load_app(settings.app)
+    check_queues(settings, app)
+    if settings.remote is None:
+        return Program(app, Daemon)
+    if settings.processes > 1:
+        raise UsageError(f"processes ({settings.origin('processes')}): with remote, start several daemons instead")
+    return Program(app, _remote(settings))
+
+
+def check_queues(settings: Settings, app: App) -> None:
+    """UsageError for a queue that the application does not know; where queues come from the database, for none."""
+    known = app.queues() if app.handlers else {}
+    for queue in settings.queues if known else ():
+        if queue not in known:
+            found = closest(queue, known)
+            hint = f": did you mean {found!r}?" if found else f"; the app has: {', '.join(sorted(known))}"
+            raise UsageError(f"queues ({settings.origin('queues')}): no handler serves queue {queue!r}{hint}")
+
+
+def _push(settings: Settings) -> Program:
+    try:
+        from pgworkd.push_daemon.daemon import PushApp, PushDaemon
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
+    if settings.remote is not None:
+        raise UsageError(f"remote ({settings.origin('remote')}): pgworkd push needs the database itself")
+    if settings.processes > 1:
+        raise UsageError(f"processes ({settings.origin('processes')}): start several pgworkd push instead")
+    callback_url = settings.callback_url or ""
+    make = functools.partial(PushDaemon, secrets_dir=settings.secrets_dir, callback_url=callback_url)
+    return Program(PushApp(), make)
+
+
+def _remote(settings: Settings) -> Callable[..., Daemon]:
+    """Makes a daemon that works through a gateway."""
+    try:
+        from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayOptions
+        from pgworkd.remote_daemon.daemon import RemoteDaemon
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[remote]'") from None
+    if settings.lease_s < LEASE_S_MIN:
+        raise UsageError(f"lease_s ({settings.origin('lease_s')}): with remote, {LEASE_S_MIN:g} or more")
+    gateway = GatewayOptions(settings.remote or "", settings.token_required(), settings.command_timeout_s)
+    return functools.partial(RemoteDaemon, gateway=gateway)

@@ -1,0 +1,88 @@
+"""An endpoint: where the jobs of a queue are sent, checked before anything is sent there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+from urllib.parse import SplitResult
+
+from pgworkd.errors import UsageError
+from pgworkd.push.guard import check_url
+from pgworkd.push.secrets import check_name
+from pgworkd.words.validation import text
+
+HEADERS_MAX, HEADER_CHARS_MAX = 20, 2_000
+Mode = Literal["sync", "callback"]
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+"""RFC 9110, 5.6.2."""
+_VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
+_OURS = re.compile(
+    r"(?i)host|content-.*|transfer-encoding|connection|keep-alive|upgrade|te|trailer|expect|proxy-.*|cookie|accept.*"
+    r"|user-agent|webhook-.*|pgworkd-.*|traceparent|tracestate"
+)
+"""Headers that say how a message is sent, or that are ours."""
+BOUNDS = {"timeout_s": (0.1, 3600.0), "callback_timeout_s": (10.0, 420.0)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A row of `endpoints`. Raises UsageError, which names the field and says what to write."""
+
+    name: str
+    url: str = field(repr=False)
+    mode: Mode = "sync"
+    timeout_s: float = 30.0
+    callback_timeout_s: float = 300.0
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_name: str | None = None
+    unsigned: bool = False
+    allow_private: bool = False
+    parts: SplitResult = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        text(self.name, "the endpoint's name", 200)
+        object.__setattr__(self, "parts", check_url(self.url, allow_private=self.allow_private))
+        if self.mode not in ("sync", "callback"):
+            raise UsageError(f"mode {self.mode!r}: give sync or callback")
+        for name, (low, high) in BOUNDS.items():
+            if not low <= getattr(self, name) <= high:  # NaN is not, either
+                raise UsageError(f"{name} is {getattr(self, name)!r}: give {low:g} to {high:,.0f} seconds")
+        check_headers(self.headers)
+        if self.secret_name is None and not self.unsigned:
+            raise UsageError("the requests would not be signed: give the name of a secret, or say unsigned")
+        if self.secret_name is not None:
+            if self.unsigned:
+                raise UsageError("the endpoint has a secret, and is to be unsigned: give one of them")
+            check_name(self.secret_name)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """From the columns of its row, others than these left out; `headers` decoded."""
+        return cls(**{name: row[name] for name in COLUMNS if name in row})
+
+
+COLUMNS = (
+    *("name", "url", "mode", "timeout_s", "callback_timeout_s", "headers", "secret_name", "unsigned", "allow_private"),
+)
+"""What an operator says of an endpoint."""
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """UsageError for one that cannot be sent, or is not an operator's to say."""
+    if len(headers) > HEADERS_MAX:
+        raise UsageError(f"there are {len(headers)} headers: {HEADERS_MAX} are allowed")
+    lower = [name.lower() for name in headers]
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name):
+            raise UsageError(f"the header {name[:80]!r} has a name that HTTP does not allow")
+        if _OURS.fullmatch(name):
+            raise UsageError(f"the header {name!r} is set by pgworkd, or by HTTP itself: leave it out")
+        if not isinstance(value, str) or len(value) > HEADER_CHARS_MAX or not _VALUE.fullmatch(value):
+            raise UsageError(
+                f"the header {name!r} needs a text of at most {HEADER_CHARS_MAX:,} characters, without line ends"
+            )
+        if lower.count(name.lower()) > 1:
+            raise UsageError(f"the header {name!r} is given twice")

@@ -1,0 +1,28 @@
+"""A message that is no job: does it arrive, and is it answered?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+from pgworkd.push import message, secrets
+from pgworkd.push.answer import described
+from pgworkd.push.endpoint import Endpoint
+from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
+
+
+async def attempted(endpoint: Endpoint, secrets_dir: Path | None) -> tuple[bool, str]:
+    """Whether it was answered with 2xx, and what was said. UsageError for a secret that is missing."""
+    signing = [] if endpoint.secret_name is None else secrets.read(endpoint.secret_name, secrets_dir)
+    at = message.now()
+    content = message.trial_body(endpoint.name, at)
+    sender = Sender(allow_private=endpoint.allow_private)
+    try:
+        headers = message.headers(uuid4(), content, at, signing, endpoint.headers)
+        answer = await sender.post(endpoint.parts, headers, content, endpoint.timeout_s)
+    except (NotDelivered, PerhapsDelivered) as error:
+        return False, f"{type(error).__name__}: {error}"
+    finally:
+        await sender.close()
+    cause, said = described(answer)
+    return 200 <= answer.status < 300, f"{cause}: {said}" if said else cause

@@ -1,0 +1,113 @@
+"""The daemon: which queues it serves follows the database, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from pgworkd.database.endpoint_store import EndpointStore
+from pgworkd.database.reconnect import Outage
+from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
+from pgworkd.engine.registry import CONCURRENCY_DEFAULT, App
+from pgworkd.engine.run.runner import Runner
+from pgworkd.errors import PgworkdError
+from pgworkd.push.sender import Sender
+from pgworkd.push_daemon.callbacks import Callbacks
+from pgworkd.push_daemon.delivery import Delivery
+from pgworkd.push_daemon.routes import Routes, Target
+from pgworkd.push_daemon.runner import PushRunner
+
+FOLLOW_S = 2.0
+"""How often the endpoints and the secrets are read."""
+
+
+class PushApp(App):
+    """No handlers: the queues are those that have an endpoint, as far as this daemon is to serve them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Collection[str] = ()
+
+    def queues(self) -> dict[str, int]:
+        """Those queues, with their concurrency unless settings or the row of the queue say otherwise."""
+        return dict.fromkeys(self.sent, CONCURRENCY_DEFAULT)
+
+    def slots(self, queues: Mapping[str, int | None] | None) -> dict[str, int]:
+        """The concurrency of those of these queues that have an endpoint; of all if none is named."""
+        known = self.queues()
+        return {queue: slots or known[queue] for queue, slots in (queues or known).items() if queue in known}
+
+
+class PushDaemon(Daemon):
+    """A daemon that sends the jobs of queues with an endpoint; it has no code of an application."""
+
+    def __init__(
+        self,
+        app: PushApp,
+        options: DaemonOptions,
+        *,
+        queues: Mapping[str, int | None] | None = None,
+        secrets_dir: Path | None = None,
+        callback_url: str = "",
+        make_sender: Callable[..., Sender] = Sender,
+        parts: tuple[Part, ...] = (),
+        **more: Any,
+    ) -> None:
+        """`queues`: serve at most these; `callback_url`: of the gateways; `more`: as for `Daemon`."""
+        self._callback_url = callback_url
+        self._push_app, self._wanted = app, queues
+        self._endpoints = EndpointStore(options.connection)
+        self._secrets_dir, self._make_sender = secrets_dir, make_sender
+        super().__init__(app, options, queues=queues, parts=(*parts, _Following()), **more)
+
+    def _make_runner(self) -> Runner:
+        may_call_back = bool(self._callback_url)
+        self._routes = Routes(self.events, self._secrets_dir, may_call_back=may_call_back, make=self._make_sender)
+        callbacks = Callbacks(self._endpoints, self.events, self._callback_url)
+        deliver = Delivery(self._endpoints, self.events, self._target_of, callbacks)
+        backoffs, options = self._queues.overrides.backoffs, self.options
+        parts = (self.app, self._store, self._recurring, self.events, options.worker_name, backoffs, options.grace_s)
+        return PushRunner(deliver, *parts)
+
+    def _target_of(self, queue: str) -> Target | None:
+        return self._routes.targets.get(queue)
+
+    def serve(self, queues: Mapping[str, int | None] | None) -> None:
+        """Serves at most these queues from now on (None: all that have an endpoint)."""
+        self._wanted = queues or None
+        super().serve(self._wanted)
+
+    async def run(self) -> int:
+        """As `Daemon`."""
+        try:
+            return await super().run()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._routes.close()
+                await self._endpoints.close()
+
+    async def follow(self) -> None:
+        """Reads endpoints and secrets again and again, and serves what they say; until cancelled."""
+        outage = Outage("endpoints", self.events)
+        while True:
+            try:
+                routes = await self._endpoints.routes(None if self._wanted is None else list(self._wanted))
+            except PgworkdError as error:
+                await outage.wait(error)
+                continue
+            outage.passed()
+            changed = await self._routes.follow(routes)
+            self._push_app.sent = self._routes.targets.keys()
+            if changed and not self.stop_requested.is_set():
+                self._queues.serve(self._wanted)
+            await anyio.sleep(FOLLOW_S)
+
+
+class _Following:
+    """The part of the daemon that follows the endpoints."""
+
+    async def run(self, daemon: PushDaemon) -> None:
+        await daemon.follow()

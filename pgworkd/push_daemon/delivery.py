@@ -1,0 +1,135 @@
+"""Sends one attempt, and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pgworkd.database.endpoint_store import EndpointStore
+from pgworkd.engine.attempts import Attempt
+from pgworkd.errors import PgworkdError
+from pgworkd.push import message
+from pgworkd.push.answer import Answer, Effect, Ending, Verdict, is_trouble, retry_after_s, verdict
+from pgworkd.push.sender import NotDelivered, PerhapsDelivered
+from pgworkd.push_daemon.callbacks import Callbacks
+from pgworkd.push_daemon.routes import Target
+from pgworkd.words import events
+from pgworkd.words.events import Events
+from pgworkd.words.json_text import JsonText
+
+
+class NotDone(Exception):  # noqa: N818 - how it ended
+    """The attempt did not complete: `verdict` says what becomes of it."""
+
+    def __init__(self, ended: Verdict) -> None:
+        super().__init__(ended.message)
+        self.verdict = ended
+
+
+class Delivery:
+    """The handler of every kind of job."""
+
+    def __init__(
+        self,
+        store: EndpointStore,
+        events_: Events,
+        target_of: Callable[[str], Target | None],
+        callbacks: Callbacks,
+    ) -> None:
+        """`target_of`: that of a queue; None: it has none here."""
+        self._store, self._events, self._target_of, self._callbacks = store, events_, target_of, callbacks
+
+    async def __call__(self, attempt: Attempt) -> JsonText | None:
+        """Sends the attempt; its result. Raises NotDone."""
+        target = self._target_of(attempt.queue)
+        if target is None:  # it has lost its endpoint since the claim
+            raise NotDone(Verdict(Ending.RELEASED, message="its queue has no endpoint that can be used"))
+        found = await self._sent(target, attempt)
+        if found.ending is Ending.COMPLETED:
+            return found.result
+        raise NotDone(found)
+
+    async def _sent(self, target: Target, attempt: Attempt) -> Verdict:
+        at, endpoint = message.now(), target.endpoint
+        sent = message_of(attempt, min(endpoint.timeout_s, attempt.claimed.timeout_s or endpoint.timeout_s))
+        waits = endpoint.mode == "callback"
+        content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
+        fixed = (sent.id, content, at, target.signing, endpoint.headers)
+        headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=sent.attempt)
+        try:
+            answer = await target.post(headers, content, endpoint.timeout_s)
+        except NotDelivered as error:
+            # It was not begun, so the only attempt of a job is still to come.
+            ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED
+            found = Verdict(ending, cause="NotDelivered", message=str(error))
+            await self._failed(target, found.message)
+        except PerhapsDelivered as error:
+            # With a callback it is not known to have failed: the callback, or its absence, will tell.
+            found = Verdict(Ending.ACCEPTED if waits else Ending.FAILED, cause="NoAnswer", message=str(error))
+            await self._failed(target, found.message)
+        else:
+            found = verdict(answer, may_accept=waits)
+            await self._judge(target, answer, found)
+        return found
+
+    async def _judge(self, target: Target, answer: Answer, found: Verdict) -> None:
+        if found.effect is Effect.DISABLE:
+            await self._disable(target, found)
+        elif is_trouble(answer.status):
+            after_s = retry_after_s(answer.headers.get("retry-after", ""), datetime.now(UTC))
+            await self._failed(target, found.summary, asks_for_less=found.effect is Effect.PAUSE, after_s=after_s)
+        else:
+            target.succeeded()
+
+    async def _failed(
+        self, target: Target, why: str, *, asks_for_less: bool = False, after_s: float | None = None
+    ) -> None:
+        """Counts a failure of the endpoint itself, and pauses it when there have been too many."""
+        pause_s = target.failed(asks_for_less=asks_for_less, retry_after_s=after_s if asks_for_less else None)
+        if pause_s is None:
+            return
+        name = target.endpoint.name
+        with contextlib.suppress(PgworkdError):  # the next failure pauses it; this one must still be settled
+            if await self._store.pause(name, pause_s, why):
+                self._events.emit(events.ENDPOINT_PAUSED, endpoint=name, for_s=pause_s, reason=why)
+
+    async def _disable(self, target: Target, found: Verdict) -> None:
+        name = target.endpoint.name
+        with contextlib.suppress(PgworkdError):  # as above
+            if await self._store.disable(name, found.summary):
+                self._events.emit(events.ENDPOINT_DISABLED, endpoint=name, reason=found.summary)
+
+
+def message_of(attempt: Attempt, deadline_s: float) -> message.Attempt:
+    """What is sent of an attempt."""
+    job = attempt.claimed
+    return message.Attempt(
+        id=job.id,
+        queue=attempt.queue,
+        kind=job.kind,
+        attempt=job.attempt,
+        failures=job.failures,
+        max_attempts=job.max_attempts,
+        payload=JsonText(job.payload or "{}"),  # the executor has read large ones
+        meta=None if job.meta is None else JsonText(job.meta),
+        created_at=_instant(job.created_at),
+        run_at=_instant(job.run_at),
+        deadline_s=deadline_s,
+        schedule=job.schedule,
+        occurrence=None if job.occurrence is None else _instant(job.occurrence),
+    )
+
+
+def _trace_of(attempt: Attempt) -> object:
+    """What holds the trace context: the attempt's own where attempts are traced, else the job's `meta`."""
+    if attempt.trace is not None:
+        return attempt.trace.carrier
+    with contextlib.suppress(ValueError, RecursionError):  # numbers of many digits, written by other clients
+        return json.loads(attempt.claimed.meta or "null")
+    return None
+
+
+def _instant(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

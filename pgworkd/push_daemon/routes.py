@@ -1,0 +1,126 @@
+"""Which queues are sent where: follows the rows of `endpoints` and `queues.endpoint`, and the secrets."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pgworkd.database.endpoint_store import QUEUES_MAX, Route
+from pgworkd.errors import UsageError
+from pgworkd.push import secrets
+from pgworkd.push.answer import Answer
+from pgworkd.push.endpoint import Endpoint
+from pgworkd.push.sender import Sender
+from pgworkd.words import events
+from pgworkd.words.events import Events
+
+FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
+"""An endpoint pauses for that long, each time twice as long until a request succeeds."""
+FAILURES_MAX = 5
+"""So many requests that fail one after the other pause an endpoint."""
+
+
+class Target:
+    """An endpoint in use: its secrets, its connections, and how it fares."""
+
+    def __init__(self, endpoint: Endpoint, signing: Sequence[bytes], sender: Sender) -> None:
+        self.endpoint, self.signing = endpoint, signing
+        self._sender = sender
+        self._requests = 0
+        self._retired = False
+        self._failures = 0
+        self._pauses = 0
+
+    async def post(self, headers: Mapping[str, str], content: bytes, limit_s: float) -> Answer:
+        """As `Sender.post`."""
+        self._requests += 1
+        try:
+            return await self._sender.post(self.endpoint.parts, headers, content, limit_s)
+        finally:
+            self._requests -= 1
+            await self._close_if_retired()
+
+    async def retire(self) -> None:
+        """Closes its connections, as soon as no request uses them."""
+        self._retired = True
+        await self._close_if_retired()
+
+    async def _close_if_retired(self) -> None:
+        if self._retired and not self._requests:
+            await self._sender.close()
+
+    def succeeded(self) -> None:
+        """It has answered as an endpoint that works."""
+        self._failures = self._pauses = 0
+
+    def failed(self, *, asks_for_less: bool, retry_after_s: float | None) -> float | None:
+        """It has not; how long to pause it, in seconds, None: not at all."""
+        self._failures += 1
+        if not asks_for_less and self._failures % FAILURES_MAX:
+            return None
+        self._failures = 0
+        pause_s = min(FIRST_PAUSE_S * 2**self._pauses, PAUSE_S_MAX)
+        self._pauses = min(self._pauses + 1, 10)
+        return pause_s if retry_after_s is None else max(retry_after_s, 1.0)
+
+
+class Routes:
+    """By queue, the target that its jobs are sent to."""
+
+    def __init__(
+        self, events_: Events, secrets_dir: Path | None, *, may_call_back: bool, make: Callable[..., Sender] = Sender
+    ) -> None:
+        """`may_call_back`: receivers can be told where; `make` makes a `Sender`."""
+        self._may_call_back = may_call_back
+        self.targets: dict[str, Target] = {}
+        self._events, self._secrets_dir = events_, secrets_dir
+        self._make = functools.partial(make, tls=ssl.create_default_context())
+        self._by_name: dict[str, Target] = {}
+        self._faults: dict[str, str] = {}
+
+    async def follow(self, routes: Sequence[Route]) -> bool:
+        """Takes over what the database says now. True if other queues are served than before."""
+        if len(routes) > QUEUES_MAX:
+            self._report("", f"more than {QUEUES_MAX:,} queues have an endpoint: give each daemon some, with --queue")
+            routes = routes[:QUEUES_MAX]
+        served, used = dict[str, Target](), dict[str, Target]()
+        for queue, row in routes:
+            if (target := used.get(row["name"]) or self._target(row)) is not None:
+                served[queue] = used[row["name"]] = target
+        was, self.targets = self.targets, served
+        gone = [target for name, target in self._by_name.items() if used.get(name) is not target]
+        self._by_name = used
+        names = {row["name"] for _, row in routes}
+        self._faults = {name: fault for name, fault in self._faults.items() if name in names or not name}
+        for target in gone:
+            await target.retire()
+        return was.keys() != served.keys()
+
+    def _target(self, row: Mapping[str, object]) -> Target | None:
+        """The one in use if nothing has changed, or another; None, and reported, if it cannot be used."""
+        name = str(row["name"])
+        try:
+            endpoint = Endpoint.of(row)
+            if endpoint.mode == "callback" and not self._may_call_back:
+                raise UsageError("its mode is callback, and callback_url is not set: receivers could not call back")
+            signing = [] if endpoint.secret_name is None else secrets.read(endpoint.secret_name, self._secrets_dir)
+        except UsageError as error:
+            self._report(name, str(error))
+            return None
+        self._faults.pop(name, None)
+        now = self._by_name.get(name)
+        if now is not None and (now.endpoint, now.signing) == (endpoint, signing):
+            return now
+        return Target(endpoint, signing, self._make(allow_private=endpoint.allow_private))
+
+    def _report(self, name: str, fault: str) -> None:
+        if self._faults.get(name) != fault:
+            self._faults[name] = fault
+            self._events.emit(events.ENDPOINT_REFUSED, endpoint=name, error=fault)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for target in self._by_name.values():
+            await target.retire()

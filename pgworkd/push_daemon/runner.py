@@ -1,0 +1,56 @@
+"""A runner that gives every attempt, of whatever kind, to the delivery; payloads are passed on as they were written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.registry import Handler
+from pgworkd.engine.run.runner import Runner
+from pgworkd.push.answer import Ending
+from pgworkd.push_daemon.delivery import Delivery, NotDone
+from pgworkd.words.error_report import ErrorFacts
+from pgworkd.words.job import Ending as JobEnding
+from pgworkd.words.job import Outcome, Reason
+
+
+class PushRunner(Runner):
+    """As `Runner`; how an attempt ends is what `NotDone` says."""
+
+    def __init__(self, deliver: Delivery, *parts: Any) -> None:
+        """`parts`: as of `Runner`."""
+        super().__init__(*parts)
+        self._handlers = _EveryKind(Handler("", "", deliver, "loop", None, None, None))
+
+    def _arguments(self, handler: Handler, attempt: Attempt) -> dict[str, Any]:
+        if attempt.unreadable is not None:
+            raise attempt.unreadable
+        return {"attempt": attempt}
+
+    def _ended(self, reason: Reason, attempt: Attempt, handler: Handler) -> Outcome:
+        if attempt.handed_over and reason is not Reason.CANCEL:
+            return Outcome(JobEnding.HANDED_OVER)  # the request may have been sent; a callback may end it
+        return super()._ended(reason, attempt, handler)
+
+    def _raised(self, error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
+        if not isinstance(error, NotDone):
+            return super()._raised(error, attempt, handler)
+        ended = error.verdict
+        if ended.ending is Ending.ACCEPTED:
+            return Outcome(JobEnding.HANDED_OVER)
+        delay_s = self._backoff_s(attempt, handler) if ended.delay_s is None else ended.delay_s
+        if ended.ending is Ending.RELEASED:
+            return Outcome(JobEnding.RELEASED, delay_s=delay_s, message=ended.summary, reason=ended.summary)
+        facts = ErrorFacts(ended.cause, ended.message, "").redacted()
+        return self._failure(facts, delay_s, permanent=ended.ending is Ending.DEAD)
+
+
+class _EveryKind(dict[str, Handler]):
+    """One handler, whatever the kind."""
+
+    def __init__(self, handler: Handler) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def get(self, kind: str, default: Any = None) -> Handler:
+        return self._handler
