@@ -33,12 +33,13 @@ BELOW = {
     "alerts": "errors words settings database client admin engine",
     "remote": """errors words settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
+    "push": "errors words",
     "http/models": "errors words client",
     "http/request": "errors words database client admin engine/life metrics remote http/models",
-    "http/routes": "errors words settings database client admin metrics remote http/models http/request",
+    "http/routes": """errors words settings database client admin metrics remote push http/models
+                      http/request""",
     "http": "errors words database http/request http/routes",
     "remote_daemon": "errors words database engine engine/claim engine/life",
-    "push": "errors words",
     "push_daemon": "errors words database engine engine/run engine/life push",
     "app": "errors words engine alerts",
     "fleet": "errors words settings database admin engine/run engine/life metrics",

@@ -20,9 +20,6 @@ from pgworkd.push_daemon.delivery import Delivery
 from pgworkd.push_daemon.routes import Routes, Target
 from pgworkd.push_daemon.runner import PushRunner
 
-FOLLOW_S = 2.0
-"""How often the endpoints and the secrets are read."""
-
 
 class PushApp(App):
     """No handlers: the queues are those that have an endpoint, as far as this daemon is to serve them."""
@@ -90,7 +87,7 @@ class PushDaemon(Daemon):
                 await self._endpoints.close()
 
     async def follow(self) -> None:
-        """Reads endpoints and secrets again and again, and serves what they say; until cancelled."""
+        """Reads endpoints and secrets every `poll_s` seconds, and serves what they say; until cancelled."""
         outage = Outage("endpoints", self.events)
         while True:
             try:
@@ -103,7 +100,7 @@ class PushDaemon(Daemon):
             self._push_app.sent = self._routes.targets.keys()
             if changed and not self.stop_requested.is_set():
                 self._queues.serve(self._wanted)
-            await anyio.sleep(FOLLOW_S)
+            await anyio.sleep(self.options.poll_s)
 
 
 class _Following:

@@ -20,7 +20,7 @@ SCOPES = {
     "payload": "see payloads, results and tracebacks",
     "operate": "retry, cancel, discard and edit jobs; change queues, schedules and workers",
     "metrics": "see metrics, and the depth of queues",
-    "admin": "add and revoke tokens",
+    "admin": "add and revoke tokens, say where jobs are pushed to",
 }
 """Every scope, and what it allows. None includes another."""
 QUEUES_MAX = 100

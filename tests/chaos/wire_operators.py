@@ -129,6 +129,61 @@ class Mute(Route):
         self.path, self.body = "/v1/dead/mute", {"group": self.key, "for_s": 3600}
 
 
+class _OfEndpoint(Route):
+    """What is done to an endpoint; $1 is its name."""
+
+    async def given(self) -> None:
+        self.key = "one"
+        await self.db.execute("DELETE FROM pgworkd.queues; DELETE FROM pgworkd.endpoints")
+        await self.db.execute(
+            "INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('one', 'https://example.com/', true)"
+        )
+        self.path = self.path_of(name="one")
+
+
+class PutEndpoint(_OfEndpoint):
+    """Another URL."""
+
+    name, method = "PUT /v1/endpoints/{name}", "PUT"
+    sql = "SELECT url = 'https://example.org/' FROM pgworkd.endpoints WHERE name = $1"
+
+    async def given(self) -> None:
+        await super().given()
+        self.body = {"url": "https://example.org/", "unsigned": True}
+
+
+class DisableEndpoint(_OfEndpoint):
+    """Disabled, and its queue paused."""
+
+    name = "POST /v1/endpoints/{name}/disable"
+    sql = """SELECT e.disabled_at IS NOT NULL AND q.paused_until = 'infinity'
+        FROM pgworkd.endpoints e JOIN pgworkd.queues q ON q.endpoint = e.name WHERE e.name = $1"""
+
+    async def given(self) -> None:
+        await super().given()
+        await self.db.execute("INSERT INTO pgworkd.queues (name, endpoint) VALUES ('q', 'one')")
+
+
+class EnableEndpoint(_OfEndpoint):
+    """Enabled, and its queue with it."""
+
+    name = "POST /v1/endpoints/{name}/enable"
+    sql = """SELECT e.disabled_at IS NULL AND q.paused_until IS NULL
+        FROM pgworkd.endpoints e JOIN pgworkd.queues q ON q.endpoint = e.name WHERE e.name = $1"""
+
+    async def given(self) -> None:
+        await super().given()
+        await self.db.execute("INSERT INTO pgworkd.queues (name, endpoint) VALUES ('q', 'one')")
+        await self.db.execute("SELECT pgworkd.disable_endpoint('one', 'test')")
+
+
+class RemoveEndpoint(_OfEndpoint):
+    """Removed once."""
+
+    name, method, repeats = "DELETE /v1/endpoints/{name}", "DELETE", False
+    sql = "SELECT count(*) = 0 FROM pgworkd.endpoints WHERE name = $1"
+
+
 class AddToken(Route):
     """A token, which is told once."""
 
@@ -153,5 +208,5 @@ class RevokeToken(Route):
 
 ROUTES: list[type[Operation]] = [
     *(RetryMany, SetQueue, Pause, Resume, PutSchedule, EnableSchedule, RunSchedule, RemoveSchedule),
-    *(Mute, AddToken, RevokeToken),
+    *(Mute, AddToken, RevokeToken, PutEndpoint, DisableEndpoint, EnableEndpoint, RemoveEndpoint),
 ]

@@ -42,6 +42,7 @@ BODIES: dict[str, Any] = {
     "PUT /v1/schedules/{name}": {"queue": "q", "every_s": 60},
     "PATCH /v1/schedules/{name}": {"enabled": True},
     "POST /v1/dead/mute": {"group": 1, "for_s": 1.0},
+    "PUT /v1/endpoints/{name}": {"url": "https://example.com/", "unsigned": True},
     "POST /v1/tokens": {"name": "x", "scopes": {"read": None}},
     "POST /v1/workers": {"name": "w", "queues": {"q": 1}},
     "POST /v1/claims": {"worker": 7, "queues": ["q"]},
@@ -60,13 +61,15 @@ NEEDS = {
     | {"POST /v1/jobs/{operation}", "POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"}
     | {"PATCH /v1/queues/{queue}", "POST /v1/queues/{queue}/pause", "POST /v1/queues/{queue}/resume"}
     | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
+    | {"POST /v1/endpoints/{name}/disable", "POST /v1/endpoints/{name}/enable"}
     | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"},
     "read": {"GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/batches/{batch_id}", "GET /v1/queues"}
     | {"GET /v1/queues/{queue}", "GET /v1/schedules", "GET /v1/schedules/{name}", "GET /v1/schedules/{name}/next"}
     | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit", "GET /v1/events"},
     "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
-    "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}"},
+    "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}", "GET /v1/endpoints"}
+    | {"PUT /v1/endpoints/{name}", "DELETE /v1/endpoints/{name}"},
     "work": {"POST /v1/workers", "POST /v1/claims", "POST /v1/workers/{worker_id}/beat"}
     | {"PUT /v1/workers/{worker_id}/queues", "DELETE /v1/workers/{worker_id}", "POST /v1/settlements"}
     | {f"POST /v1/assignments/{{assignment}}/{how}" for how in ("complete", "fail", "release", "extend")},

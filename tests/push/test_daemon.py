@@ -127,7 +127,11 @@ async def test_each_line_of_the_table(dsn: str, db: Db) -> None:
         job = found[name]
         assert (job["status"], job["result"]) == (line.status, line.result), (name, job)
         assert line.said in (job["error"] or ""), (name, job)
-        assert job["attempts"] == job["failures"] + (line.status in ("completed", "pending")), (name, job)
+        assert job["attempts"] >= job["failures"] + (line.status in ("completed", "pending")), (name, job)
+        assert job["failures"] == (line.status in ("failed", "dead")) * (2 if name == "503, at once" else 1), (
+            name,
+            job,
+        )
         if line.due_s is not None:
             assert line.due_s[0] <= job["due_s"] <= line.due_s[1], (name, job)
     assert disabled == {"endpoint": "410", "reason": 'HTTP 410: {"moved": "away"}'}

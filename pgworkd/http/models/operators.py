@@ -112,6 +112,7 @@ class QueueSettings(Model):
     backoff_factor: float | None = None
     backoff_cap_s: float | None = None
     max_losses: int | None = None
+    endpoint: Name | None = Field(None, description="Its jobs are pushed there")
 
 
 class PauseIn(Model):

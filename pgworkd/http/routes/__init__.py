@@ -6,6 +6,7 @@ from pgworkd.http.routes import (
     assignments,
     batches,
     bulk,
+    endpoints,
     events,
     fleet,
     jobs,
@@ -18,7 +19,7 @@ from pgworkd.http.routes import (
 
 ROUTERS = (
     *(bulk.router, bulk.stream_router, jobs.router, batches.router, operate.router),
-    *(queues.router, schedules.router, fleet.router, events.router, tokens.router),
+    *(queues.router, schedules.router, fleet.router, events.router, endpoints.router, tokens.router),
 )
 """All of them below /v1; those of `service` stand beside."""
 WORKER_ROUTERS = (workers.router, assignments.router, assignments.bulk_router)

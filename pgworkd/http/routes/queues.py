@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.queries import QueueRow
 from pgworkd.http.models.operators import Depth, PauseIn, QueueOut, QueueSettings, QueuesOut
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
@@ -60,7 +61,7 @@ async def set_queue(request: Request, queue: PathName, settings: QueueSettings) 
         raise Problem("invalid", "nothing to change: give a setting, such as concurrency")
     async with gateway_of(request).admin(access.name) as admin:
         await admin.queues.set(queue, changes)
-        return Json(await _queue(admin, queue))
+        return Json(await _queue(admin, queue, is_known=True))
 
 
 @router.post("/queues/{queue}/pause", response_model=QueueOut, responses=documented(*BODY, "not-found"))
@@ -93,10 +94,14 @@ def visible_queues(access: Access, rows: list[dict[str, Any]]) -> list[dict[str,
     return [row for row in rows if access.allows("read", row["queue"])]
 
 
-async def _queue(admin: Admin, queue: str) -> dict[str, Any]:
+async def _queue(admin: Admin, queue: str, *, is_known: bool = False) -> dict[str, Any]:
+    """One queue. Problem not-found if nothing is left of it, unless `is_known`."""
     for each in await read_queues(admin):
         if each["queue"] == queue:
             return each
+    if is_known:  # its last setting is gone
+        nothing = QueueRow(queue, 0, 0, 0, 0, 0, 0, None, 0, 0, paused=False, paused_until=None, sample_age_s=None)
+        return nothing._asdict() | {"settings": _plain(None)}
     raise Problem("not-found", f"queue {queue!r} has no live job, no worker and no settings")
 
 
