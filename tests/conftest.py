@@ -23,6 +23,7 @@ from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_ignore_collect,
     pytest_runtest_protocol,
     pytest_xdist_auto_num_workers,
 )
