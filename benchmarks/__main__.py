@@ -23,6 +23,7 @@ from . import (
     latency,
     pressure,
     proxy,
+    push,
     report,
     rivals,
     scrape,
@@ -51,6 +52,7 @@ ROWS: dict[str, Row] = {
     "scrape": scrape.scrape_row,
     "http": gateway.http_row,
     "waiters": gateway.waiters_row,
+    "push": push.push_row,
     "proxy": proxy.proxy_row,
 }
 

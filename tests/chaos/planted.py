@@ -19,6 +19,7 @@ from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_locks import BUGS as LOCKS
+from tests.chaos.planted_push import BUGS as PUSH
 from tests.chaos.planted_remote import BUGS as REMOTE
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_signals import BUGS as SIGNALS
@@ -48,6 +49,7 @@ BUGS = (
     *SIGNALS,
     *REMOTE,
     *GATEWAY,
+    *PUSH,
     sql(
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,

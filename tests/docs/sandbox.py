@@ -22,7 +22,6 @@ import io
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -37,7 +36,7 @@ import yaml
 
 from tests.kits.daemon import until
 from tests.kits.docs import Block
-from tests.kits.server import binaries
+from tests.kits.server import binaries, free_port
 
 COMMAND_S = 60.0
 STOP_S = 30.0
@@ -85,7 +84,7 @@ class Sandbox:
             "NO_COLOR": "1",
             "PGWORKD_WORKER_NAME": "worker-1",
             "PGWORKD_SHUTDOWN_S": "5",
-            "PGWORKD_HTTP_LISTEN": f"127.0.0.1:{_free_port()}",
+            "PGWORKD_HTTP_LISTEN": f"127.0.0.1:{free_port()}",
             **environ,
         }
         self.scope: dict[str, Any] = {"__name__": "page", **names}
@@ -105,6 +104,10 @@ class Sandbox:
         run = getattr(self, f"_{block.language}", None)
         assert run is not None, f"{block.name}: no rule for a block of {block.language!r}"
         self.printed = await run(block) or ""
+
+    async def _typescript(self, block: Block) -> str:
+        """tests/push/test_node.py checks and runs it, where the packages are that it needs."""
+        return self.printed
 
     async def _text(self, block: Block) -> str:
         """A drawing."""
@@ -241,12 +244,6 @@ class Sandbox:
             raise AssertionError(f"{query}: {error}") from None
         finally:
             await connection.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def assert_shown(shown: str, printed: str) -> None:

@@ -14,6 +14,7 @@ import os
 import pwd
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -215,3 +216,9 @@ def _quoted(name: str) -> str:
 
 def _with_database(dsn: str, name: str) -> str:
     return urlunsplit(urlsplit(dsn)._replace(path="/" + quote(name, safe="")))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpcore
 import pytest
 import trustme
 
@@ -19,6 +20,7 @@ from pgworkd.push.answer import Answer, Ending, verdict
 from pgworkd.push.guard import check_url
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 from tests.kits.downstream import Downstream, Writer, serving
+from tests.kits.name_server import naming
 
 
 @contextlib.asynccontextmanager
@@ -209,3 +211,43 @@ async def test_a_hundred_at_once_share_the_connections_of_one_sender() -> None:
         done = [tasks.create_task(post(sender, down.port, 30)) for _ in range(100)]
     assert {each.result().status for each in done} == {200}
     assert len(down.requests) == 100
+
+
+HERE, ELSEWHERE = "127.0.0.1", "93.184.215.14"
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_a_name_server_that_changes_its_mind_gains_nothing(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """It says public first, private then: there is one look-up for a connection, which goes where that one says."""
+    called: list[str] = []
+
+    async def refused(_: Any, host: str, *__: Any) -> Any:
+        called.append(host)  # no packet leaves this host
+        raise httpcore.ConnectError("refused")
+
+    monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", refused)
+    async with (
+        naming(*[[ELSEWHERE]] * times, [HERE]) as names,
+        sending(allow_private=False, resolve=names.look_up) as sender,
+    ):
+        url = check_url("http://rebind.example.com:8080/")
+        for asked in range(1, times + 1):
+            with pytest.raises(NotDelivered, match="connection failed"):
+                await sender.post(url, {}, b"{}", 5)
+            assert (names.server.queries, called) == (asked, [ELSEWHERE] * asked)
+        with pytest.raises(NotDelivered, match=r"127\.0\.0\.1, which is not of the public internet"):
+            await sender.post(url, {}, b"{}", 5)
+    assert called == [ELSEWHERE] * times
+
+
+@pytest.mark.parametrize("addresses", [[HERE], [ELSEWHERE, HERE], [HERE, ELSEWHERE], ["10.0.0.7"]])
+async def test_a_name_with_a_private_address_is_refused_wherever_that_stands(addresses: list[str]) -> None:
+    async with serving(Downstream()) as down, naming(addresses) as names:
+        async with sending(allow_private=False, resolve=names.look_up) as sender:
+            with pytest.raises(NotDelivered, match="which is not of the public internet"):
+                await sender.post(check_url(f"http://mixed.example.com:{down.port}/"), {}, b"{}", 5)
+        assert down.connections == 0
+        async with sending(resolve=names.look_up) as sender:  # where an operator allows it, it is the same name
+            if addresses == [HERE]:
+                answer = await sender.post(check_url(f"http://mixed.example.com:{down.port}/"), {}, b"{}", 5)
+                assert answer.status == 200

@@ -1,0 +1,113 @@
+"""Bugs planted into push."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+_DAEMON, _CALLBACKS = "tests/push/test_daemon.py", "tests/push/test_callbacks.py"
+_GUARD, _MESSAGE, _SQL = "tests/push/test_guard.py", "tests/push/test_message.py", "tests/sql/test_endpoints.py"
+
+BUGS = (
+    python(
+        "the signature does not cover the time",
+        "push/message",
+        'signatures(secrets, f"{message_id}.{int(at.timestamp())}.".encode() + content)',
+        'signatures(secrets, f"{message_id}.0.".encode() + content)',
+        tests=_MESSAGE,
+    ),
+    python(
+        "one public address of a name is enough",
+        "push/guard",
+        "        if wrong:  # one is enough",
+        "        if wrong == addresses:  # one is enough",
+        tests=_GUARD,
+    ),
+    python(
+        "an address in IPv6 is not looked into",
+        "push/guard",
+        'found = getattr(found, "ipv4_mapped", None) or found',
+        "found = found",
+        tests=_GUARD,
+    ),
+    python(
+        "a secret that others may read is used",
+        "push/secrets",
+        "            if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):",
+        "            if False:",
+        tests="tests/push/test_secrets.py",
+    ),
+    python(
+        "a request that was not sent is the only attempt",
+        "push_daemon/delivery",
+        "ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED",
+        "ending = Ending.FAILED",
+        tests=_DAEMON,
+    ),
+    python(
+        "an endpoint that fails is never paused",
+        "push_daemon/routes",
+        "        if not asks_for_less and self._failures % FAILURES_MAX:",
+        "        if not asks_for_less:",
+        tests=_DAEMON,
+    ),
+    python(
+        "a success does not end a row of failures",
+        "push_daemon/routes",
+        "        self._failures = self._pauses = 0",
+        "        pass",
+        tests=_DAEMON,
+    ),
+    python(
+        "an endpoint that is gone is asked again",
+        "push_daemon/delivery",
+        "            await self._disable(target, found)",
+        "            pass",
+        tests=_DAEMON,
+    ),
+    python(
+        "an attempt is passed on after its request",
+        "push_daemon/callbacks",
+        "            attempt.worker_id, attempt.handed_over = standing, True",
+        "            attempt.handed_over = True",
+        tests=_CALLBACKS,
+    ),
+    python(
+        "a stop gives back what may have been accepted",
+        "push_daemon/runner",
+        "        if attempt.handed_over and reason is not Reason.CANCEL:",
+        "        if False:",
+        tests=_CALLBACKS,
+    ),
+    python(
+        "a request that breaks off waits for no callback",
+        "push_daemon/delivery",
+        "Verdict(Ending.ACCEPTED if waits else Ending.FAILED,",
+        "Verdict(Ending.FAILED,",
+        tests=_CALLBACKS,
+    ),
+    python(
+        "any assignment lets in without a token",
+        "remote/workers",
+        "            return (await self.held(text)).worker_id == await self.standing(PUSH_WORKER)",
+        "            return bool(await self.held(text))",
+        tests=_CALLBACKS,
+    ),
+    sql(
+        "a paused endpoint goes on getting jobs",
+        "        PERFORM hold_queues(p_name, v_until);",
+        "        PERFORM 1;",
+        tests=_SQL,
+    ),
+    sql(
+        "a pause of an endpoint ends a longer one of its queue",
+        "coalesce(q.paused_until < p_until, true)",
+        "true",
+        tests=_SQL,
+    ),
+    sql(
+        "enabling an endpoint resumes what an operator has paused",
+        "            OR q.paused_until = 'infinity' AND q.name = ANY (v_was.disabled_queues))",
+        "            OR q.paused_until = 'infinity')",
+        tests=_SQL,
+    ),
+)
