@@ -12,11 +12,10 @@ import anyio
 import httpcore
 
 from pgworkd.push.answer import Answer
+from pgworkd.push.connections import Connections
 from pgworkd.push.guard import PORTS, AddressRefused, GuardedNetwork, Resolve, look_up
 from pgworkd.words.payload import BYTES_MAX, clean_text
 
-CONNECTIONS_MAX = 1_000
-IDLE_CONNECTIONS_MAX, IDLE_S = 100, 20.0
 SAID_BYTES_MAX = 300
 
 
@@ -35,17 +34,16 @@ class Sender:
         self, *, allow_private: bool = False, tls: ssl.SSLContext | None = None, resolve: Resolve = look_up
     ) -> None:
         """`tls`: what certificates are trusted, by default those of the system; `resolve`: looks up names."""
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=tls or ssl.create_default_context(),
-            max_connections=CONNECTIONS_MAX,
-            max_keepalive_connections=IDLE_CONNECTIONS_MAX,
-            keepalive_expiry=IDLE_S,
-            network_backend=GuardedNetwork(allow_private=allow_private, resolve=resolve),
-        )
+        network = GuardedNetwork(allow_private=allow_private, resolve=resolve)
+        self._connections = Connections(tls or ssl.create_default_context(), network)
 
     async def close(self) -> None:
         """Closes all connections."""
-        await self._pool.aclose()
+        await self._connections.close()
+
+    async def sweep(self) -> None:
+        """Closes connections that have been idle for too long; to be called now and then."""
+        await self._connections.sweep()
 
     async def post(self, url: SplitResult, headers: Mapping[str, str], content: bytes, limit_s: float) -> Answer:
         """The answer, of which at most 1 MiB is read. Raises NotDelivered or PerhapsDelivered, after `limit_s` s too.
@@ -74,7 +72,8 @@ class Sender:
         to = httpcore.URL(scheme=url.scheme, host=url.hostname or "", port=url.port or PORTS[url.scheme], target=target)
         named = {"host": url.netloc, "content-length": str(len(content)), **headers}
         sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
-        async with self._pool.stream("POST", to, headers=sent, content=content, extensions=extensions) as answer:
+        request = httpcore.Request("POST", to, headers=sent, content=content, extensions=extensions)
+        async with self._connections.send(request) as answer:
             found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
             read, is_whole = await _read(answer)
             return Answer(answer.status, found, read, is_whole)

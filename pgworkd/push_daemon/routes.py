@@ -42,6 +42,10 @@ class Target:
             self._requests -= 1
             await self._close_if_retired()
 
+    async def sweep(self) -> None:
+        """As `Sender.sweep`."""
+        await self._sender.sweep()
+
     async def retire(self) -> None:
         """Closes its connections, as soon as no request uses them."""
         self._retired = True
@@ -96,6 +100,8 @@ class Routes:
         self._faults = {name: fault for name, fault in self._faults.items() if name in names or not name}
         for target in gone:
             await target.retire()
+        for target in used.values():
+            await target.sweep()
         return was.keys() != served.keys()
 
     def _target(self, row: Mapping[str, object]) -> Target | None:

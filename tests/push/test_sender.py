@@ -19,7 +19,7 @@ import trustme
 from pgworkd.push.answer import Answer, Ending, verdict
 from pgworkd.push.guard import check_url
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
-from tests.kits.downstream import Downstream, Writer, serving
+from tests.kits.downstream import OK, Downstream, Writer, serving
 from tests.kits.name_server import naming
 
 
@@ -211,6 +211,37 @@ async def test_a_hundred_at_once_share_the_connections_of_one_sender() -> None:
         done = [tasks.create_task(post(sender, down.port, 30)) for _ in range(100)]
     assert {each.result().status for each in done} == {200}
     assert len(down.requests) == 100
+
+
+async def test_connections_are_kept_and_closed_when_they_are_idle_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(Downstream()) as down, sending() as sender:
+        for _ in range(10):
+            await post(sender, down.port)
+        assert down.connections == 1
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(10):
+                tasks.create_task(post(sender, down.port, 30))
+        before = down.connections
+        assert before <= 11
+        kept = [each for idle in sender._connections._idle.values() for each in idle]
+        assert len(kept) == before
+        await sender.sweep()
+        assert sum(map(len, sender._connections._idle.values())) == before, "they are not that old"
+        monkeypatch.setattr(httpcore.AsyncHTTPConnection, "has_expired", lambda _: True)
+        await sender.sweep()
+        assert not any(sender._connections._idle.values())
+        assert all(each.is_closed() for each in kept)
+
+
+async def test_a_connection_that_the_other_side_has_closed_is_not_used_again() -> None:
+    once = OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: timeout=1\r\n\r\n")
+    async with serving(Downstream(once)) as down, sending() as sender:
+        await post(sender, down.port)
+        for task in down.tasks:
+            task.cancel()  # it closes the connection, without a word
+        await asyncio.wait(down.tasks)
+        assert (await post(sender, down.port)).status == 200
+        assert (down.connections, len(down.requests)) == (2, 2)
 
 
 HERE, ELSEWHERE = "127.0.0.1", "93.184.215.14"
