@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import timedelta
+from typing import Any
 
 from pgworkd.alerts import digest as digests
 from pgworkd.alerts import recipient
@@ -44,6 +45,32 @@ class App(registry.App):
             raise UsageError(f"two alerts are named {name!r}: give each a name of its own")
         self.handler(rule.kind, queue=rule.queue, **recipient.OPTIONS)(alert_handler(rule, to))
         self.alert_rules[rule.name] = rule
+
+    def push(
+        self,
+        kind: str,
+        url: str,
+        *,
+        secret: str | None = None,
+        unsigned: bool = False,
+        headers: Mapping[str, str] | None = None,
+        allow_private: bool = False,
+        timeout_s: float = 30.0,
+        **options: Any,
+    ) -> None:
+        """Sends each job of a kind to a URL by HTTP, and ends it by the answer: see `pgworkd.push.Push` (extra http).
+
+        secret: the name of the secret that signs the requests, in PGWORKD_SECRET_NAME. timeout_s: for an answer.
+        options: others of `handler`. Raises UsageError for what is wrong with any of them.
+        """
+        try:
+            from pgworkd.push import Push
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
+        send = Push(
+            url, secret=secret, unsigned=unsigned, headers=headers, allow_private=allow_private, timeout_s=timeout_s
+        )
+        self.handler(kind, **options)(send)
 
     def digest(
         self,

@@ -41,7 +41,7 @@ BELOW = {
     "http": "errors words database http/request http/routes",
     "remote_daemon": "errors words database engine engine/claim engine/life",
     "push_daemon": "errors words database engine engine/run engine/life push",
-    "app": "errors words engine alerts",
+    "app": "errors words engine alerts push",
     "fleet": "errors words settings database admin engine/run engine/life metrics",
     "tracing": "errors words",
     "cli": """errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet

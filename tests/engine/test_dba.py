@@ -65,12 +65,17 @@ async def some_work(dsn: str, db: asyncpg.Connection[Any]) -> None:
         await until(lambda: db.fetchval("SELECT finished_at IS NOT NULL FROM pgworkd.batches WHERE name = 'done'"))
     await half.add([{}] * 4)
     await enqueue(db, "q", after=[await enqueue(db, "q", serialize_key="s")])
+    await db.execute(
+        "INSERT INTO pgworkd.endpoints (name, url, secret_name, headers, disabled_at, disabled_queues)"
+        """ VALUES ('e', 'https://example.com/', 's', '{"X-A": "1"}', now(), '{q}')"""
+    )
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
+    await db.execute("INSERT INTO pgworkd.queues (name, endpoint) VALUES ('sent', 'e')")
 
 
 async def everything(db: asyncpg.Connection[Any]) -> list[Any]:
     tables = ["jobs", "finished_jobs", "batches", "batch_additions", "job_dependencies", "queues", "schedules", "audit"]
-    tables.append("pending_effects")
+    tables += ["pending_effects", "endpoints"]
     return [await db.fetch(f"SELECT t::text FROM pgworkd.{table} t ORDER BY 1") for table in tables]  # noqa: S608
 
 

@@ -1,0 +1,203 @@
+"""Push without the database: a handler that sends its jobs to a URL, and a receiver of alerts and digests."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import to_json
+
+from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze
+from pgworkd.push import message, secrets
+from pgworkd.push.answer import Answer, Ending, Verdict, described, verdict
+from pgworkd.push.endpoint import Endpoint
+from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
+from pgworkd.words.job import Job
+from pgworkd.words.json_text import JsonText
+
+AGAIN_S = 30.0
+"""A job that may run once, and could not be sent, is sent again after this long."""
+SLACK_CHARS_MAX = 10_000
+
+
+class PushFailed(PgworkdError):  # noqa: N818 - what happened
+    """The service did not do it this time: the job is retried."""
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Trusts the system's certificates; to read them takes longer than many a request."""
+    return ssl.create_default_context()
+
+
+class _Url:
+    """Where to send."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str | None,
+        unsigned: bool,
+        timeout_s: float,
+        headers: Mapping[str, str] | None,
+        allow_private: bool,
+        secrets_dir: Path | None,
+    ) -> None:
+        self._endpoint = Endpoint(
+            name="push",
+            url=url,
+            timeout_s=timeout_s,
+            headers=dict(headers or {}),
+            secret_name=secret,
+            unsigned=unsigned,
+            allow_private=allow_private,
+        )
+        self._secrets_dir = secrets_dir
+
+    def check(self) -> None:
+        """Raises UsageError for a secret that is missing or wrong."""
+        self._signing()
+
+    def _signing(self) -> list[bytes]:
+        name = self._endpoint.secret_name
+        return [] if name is None else secrets.read(name, self._secrets_dir)
+
+    async def post(self, content: bytes, **more: Any) -> Answer:
+        """The answer; `more`: of `message.headers`. Raises NotDelivered or PerhapsDelivered.
+
+        Each has a connection of its own: nobody tells a handler when its daemon ends, and to close those that it keeps.
+        """
+        endpoint, sender = self._endpoint, Sender(allow_private=self._endpoint.allow_private, tls=_tls())
+        at, signing = more.pop("at"), self._signing()
+        headers = message.headers(more.pop("message_id"), content, at, signing, endpoint.headers, **more)
+        try:
+            return await sender.post(endpoint.parts, headers, content, endpoint.timeout_s)
+        finally:
+            await sender.close()
+
+
+class Push(_Url):
+    """A handler that sends each job to a URL, and ends it by the answer, as the table in docs/push.md says.
+
+    `app.handler("invoice.paid")(Push("https://billing.example.com/jobs", secret="billing"))`. As the payload has been
+    decoded, its numbers are sent as Python has them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: str | None = None,
+        unsigned: bool = False,
+        timeout_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+        allow_private: bool = False,
+        secrets_dir: Path | None = None,
+    ) -> None:
+        """`secret`: a name, see `secrets`. Raises UsageError for what is wrong with any of them."""
+        super().__init__(
+            url,
+            secret=secret,
+            unsigned=unsigned,
+            timeout_s=timeout_s,
+            headers=headers,
+            allow_private=allow_private,
+            secrets_dir=secrets_dir,
+        )
+        self.check()
+
+    async def __call__(self, job: Job) -> JsonText | None:
+        """Sends a job; its result. Raises PushFailed, RetryAfter, Snooze or PermanentError, by the answer."""
+        at = message.now()
+        content = message.body(_sent(job, self._endpoint.timeout_s), at)
+        try:
+            answer = await self.post(content, at=at, message_id=job.id, attempt=job.attempt, trace=job.meta)
+        except NotDelivered as error:
+            if job.max_attempts == 1:  # it was not begun, so its only attempt is still to come
+                raise Snooze(AGAIN_S) from error
+            raise PushFailed(f"NotDelivered: {error}") from error
+        except PerhapsDelivered as error:
+            raise PushFailed(f"NoAnswer: {error}") from error
+        found = verdict(answer, may_accept=False)
+        if found.ending is not Ending.COMPLETED:
+            raise _error(found)
+        return found.result
+
+
+class Webhook(_Url):
+    """Whom alerts and digests are sent to: `app.alert(to=Webhook("https://...", secret="ops"))`.
+
+    `slack`: in the form that Slack, Mattermost and others take ({"text": ...}), whose URL is the secret: not signed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        slack: bool = False,
+        secret: str | None = None,
+        unsigned: bool = False,
+        headers: Mapping[str, str] | None = None,
+        allow_private: bool = False,
+        secrets_dir: Path | None = None,
+    ) -> None:
+        """`secret`: a name, see `secrets`. Raises UsageError for what is wrong with any of them."""
+        super().__init__(
+            url,
+            secret=secret,
+            unsigned=unsigned or (slack and secret is None),
+            timeout_s=30.0,
+            headers=headers,
+            allow_private=allow_private,
+            secrets_dir=secrets_dir,
+        )
+        self._slack = slack
+        self.check()
+
+    async def __call__(self, alert: Any) -> None:
+        """Sends an `Alert` or a `Digest`. Raises PushFailed unless it is answered with 2xx."""
+        at, kind = message.now(), type(alert).__name__.lower()
+        if self._slack:
+            content = to_json({"text": f"*{alert.subject}*\n```{alert.text()[:SLACK_CHARS_MAX]}```"})
+        else:
+            facts = asdict(alert) if is_dataclass(alert) and not isinstance(alert, type) else {}
+            data = {"subject": alert.subject, "text": alert.text(), **facts}
+            content = to_json({"type": kind, "timestamp": at, "data": data})
+        try:
+            answer = await self.post(content, at=at, message_id=uuid4())
+        except (NotDelivered, PerhapsDelivered) as error:
+            raise PushFailed(str(error)) from error
+        if not 200 <= answer.status < 300:
+            raise PushFailed(": ".join(filter(None, described(answer))))
+
+
+def _error(found: Verdict) -> Exception:
+    if found.ending is Ending.RELEASED:
+        return Snooze(AGAIN_S if found.delay_s is None else found.delay_s)
+    if found.ending is Ending.DEAD:
+        return PermanentError(found.summary)
+    return PushFailed(found.summary) if found.delay_s is None else RetryAfter(found.delay_s, found.summary)
+
+
+def _sent(job: Job, deadline_s: float) -> message.Attempt:
+    return message.Attempt(
+        id=job.id,
+        queue=job.queue,
+        kind=job.kind,
+        attempt=job.attempt,
+        failures=job.failures,
+        max_attempts=job.max_attempts,
+        payload=JsonText(to_json(job.payload).decode()),
+        meta=JsonText(to_json(job.meta).decode()) if job.meta else None,
+        created_at=job.created_at,
+        run_at=job.run_at,
+        deadline_s=deadline_s,
+        schedule=job.schedule,
+        occurrence=job.occurrence,
+    )
