@@ -64,7 +64,7 @@ class Verdict:
     @property
     def summary(self) -> str:
         """Cause and message in one line."""
-        return f"{self.cause}: {self.message}" if self.message else self.cause
+        return ": ".join(filter(None, (self.cause, self.message)))
 
 
 @dataclass(frozen=True, slots=True)

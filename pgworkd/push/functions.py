@@ -36,19 +36,20 @@ def _tls() -> ssl.SSLContext:
 
 
 class _Url:
-    """Where to send."""
+    """Where to send, and how."""
 
     def __init__(
         self,
         url: str,
         *,
-        secret: str | None,
-        unsigned: bool,
-        timeout_s: float,
-        headers: Mapping[str, str] | None,
-        allow_private: bool,
-        secrets_dir: Path | None,
+        secret: str | None = None,
+        unsigned: bool = False,
+        timeout_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+        allow_private: bool = False,
+        secrets_dir: Path | None = None,
     ) -> None:
+        """`secret`: its name, see `secrets`. Raises UsageError for what is wrong with any of them."""
         self._endpoint = Endpoint(
             name="push",
             url=url,
@@ -59,10 +60,7 @@ class _Url:
             allow_private=allow_private,
         )
         self._secrets_dir = secrets_dir
-
-    def check(self) -> None:
-        """Raises UsageError for a secret that is missing or wrong."""
-        self._signing()
+        self._signing()  # is it there?
 
     def _signing(self) -> list[bytes]:
         name = self._endpoint.secret_name
@@ -89,29 +87,6 @@ class Push(_Url):
     decoded, its numbers are sent as Python has them.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        secret: str | None = None,
-        unsigned: bool = False,
-        timeout_s: float = 30.0,
-        headers: Mapping[str, str] | None = None,
-        allow_private: bool = False,
-        secrets_dir: Path | None = None,
-    ) -> None:
-        """`secret`: a name, see `secrets`. Raises UsageError for what is wrong with any of them."""
-        super().__init__(
-            url,
-            secret=secret,
-            unsigned=unsigned,
-            timeout_s=timeout_s,
-            headers=headers,
-            allow_private=allow_private,
-            secrets_dir=secrets_dir,
-        )
-        self.check()
-
     async def __call__(self, job: Job) -> JsonText | None:
         """Sends a job; its result. Raises PushFailed, RetryAfter, Snooze or PermanentError, by the answer."""
         at = message.now()
@@ -137,28 +112,11 @@ class Webhook(_Url):
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        slack: bool = False,
-        secret: str | None = None,
-        unsigned: bool = False,
-        headers: Mapping[str, str] | None = None,
-        allow_private: bool = False,
-        secrets_dir: Path | None = None,
+        self, url: str, *, slack: bool = False, secret: str | None = None, unsigned: bool = False, **more: Any
     ) -> None:
-        """`secret`: a name, see `secrets`. Raises UsageError for what is wrong with any of them."""
-        super().__init__(
-            url,
-            secret=secret,
-            unsigned=unsigned or (slack and secret is None),
-            timeout_s=30.0,
-            headers=headers,
-            allow_private=allow_private,
-            secrets_dir=secrets_dir,
-        )
+        """`more`: as of `Push`. Raises UsageError for what is wrong with any of them."""
+        super().__init__(url, secret=secret, unsigned=unsigned or (slack and secret is None), **more)
         self._slack = slack
-        self.check()
 
     async def __call__(self, alert: Any) -> None:
         """Sends an `Alert` or a `Digest`. Raises PushFailed unless it is answered with 2xx."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Target:
         self._retired = False
         self._failures = 0
         self._pauses = 0
+        self._paused_until = 0.0
 
     async def post(self, headers: Mapping[str, str], content: bytes, limit_s: float) -> Answer:
         """As `Sender.post`."""
@@ -60,14 +62,19 @@ class Target:
         self._failures = self._pauses = 0
 
     def failed(self, *, asks_for_less: bool, retry_after_s: float | None) -> float | None:
-        """It has not; how long to pause it, in seconds, None: not at all."""
+        """It has not; how long to pause it, in seconds, None: not at all, or no longer than it pauses already."""
+        now = time.monotonic()
+        if now < self._paused_until and (retry_after_s or 0.0) <= self._paused_until - now:
+            return None  # it was sent before the pause, as perhaps a hundred others
         self._failures += 1
         if not asks_for_less and self._failures % FAILURES_MAX:
             return None
         self._failures = 0
         pause_s = min(FIRST_PAUSE_S * 2**self._pauses, PAUSE_S_MAX)
         self._pauses = min(self._pauses + 1, 10)
-        return pause_s if retry_after_s is None else max(retry_after_s, 1.0)
+        pause_s = pause_s if retry_after_s is None else max(retry_after_s, 1.0)
+        self._paused_until = now + pause_s
+        return pause_s
 
 
 class Routes:

@@ -190,6 +190,21 @@ async def test_five_failures_in_a_row_pause_the_endpoint_with_all_its_queues(dsn
         await until(waits_for_status(db, waiting, "completed"))
 
 
+async def test_a_burst_of_failures_makes_one_pause_and_the_next_is_longer(dsn: str, db: Db) -> None:
+    async with serving(Downstream(answer_of(500))) as down, pushing(dsn) as (daemon, seen):
+        await put_endpoint(db, "e", down.url, "q")
+        await db.execute("""SELECT pgworkd.set_queue('q', '{"concurrency": 50}')""")
+        for wanted in (10.0, 20.0):
+            await db.execute("INSERT INTO pgworkd.jobs (queue, max_attempts) SELECT 'q', 1 FROM generate_series(1, 50)")
+            await seen.wait(events.ENDPOINT_PAUSED, for_s=wanted)
+            await until(lambda: db.fetchval("SELECT count(*) = 0 FROM pgworkd.jobs WHERE status = 'running'"))
+            assert len(seen.all(events.ENDPOINT_PAUSED)) == wanted / 10
+            await db.execute("DELETE FROM pgworkd.jobs")
+            for target in daemon._routes.targets.values():  # as if the time had passed
+                target._paused_until = 0.0
+            await db.execute("SELECT pgworkd.enable_endpoint('e')")
+
+
 async def test_an_endpoint_that_is_gone_is_enabled_by_an_operator(dsn: str, db: Db) -> None:
     async with serving(Downstream(answer_of(410))) as down, pushing(dsn) as (_, seen):
         await put_endpoint(db, "e", down.url, "q", "quiet")
