@@ -33,6 +33,8 @@ _ROWS = "thousands of rows for each case: what they cost has to show"
 
 SLOW = {
     "tests/chaos/*": "fleets of daemons under faults, and sweeps over each message of a connection",
+    "tests/push/test_push_chaos.py*": "daemons and gateways that are killed",
+    "tests/push/test_node.py*": "compilers and programs of node",
     "tests/simulation/*": "whole days of a fleet in simulated time",
     "tests/conformance/*": "workers and gateways in processes of their own, behind a network that is cut",
     "tests/sweeps/*": "each operation under each fault, and servers of their own",

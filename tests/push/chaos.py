@@ -170,7 +170,8 @@ def _unexplained(first: Run, then: Run, kills: list[float]) -> str | None:
     """Why the second run should not have been; None: it is explained."""
     killed = any(first.at - MARGIN_S <= at <= then.at for at in kills)
     if isinstance(first.said, tuple):  # it was accepted
-        if first.acknowledged in ("failed", "pending"):
+        # Once the next attempt runs, a failure that is told again can only be answered with 409.
+        if first.acknowledged in ("failed", "pending", "perhaps"):
             return None
         if first.acknowledged in ("completed", "dead"):
             return "a run after an acknowledged end"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import Counter
@@ -142,18 +141,23 @@ class Service:
         run.acknowledged = await self._called(f"{path}/{ {'dead': 'fail'}.get(how, how) }", body)
 
     async def _called(self, path: str, body: dict[str, Any]) -> str:
-        """The status, through whichever gateway answers; stale: the attempt had ended."""
+        """The status, through whichever gateway answers. stale: the attempt had ended; perhaps: by a call before."""
+        is_lost = False
         while True:
-            with contextlib.suppress(httpx.HTTPError):
+            try:
                 port = self.chance.choice(self.gateways)
                 answer = await self.client.post(f"http://127.0.0.1:{port}/v1/{path}", json=body)
                 if answer.status_code == 200:
                     return str(answer.json().get("status", "extended"))
                 if answer.status_code == 409:
-                    return "stale"
+                    return "perhaps" if is_lost else "stale"
                 if answer.status_code != 503:
                     self.seen.violations.append(f"a callback was answered with {answer.status_code} {answer.text}")
                     return "refused"
+            except httpx.ConnectError:
+                pass
+            except httpx.HTTPError:  # the gateway was killed, perhaps after it had done it
+                is_lost = True
             await asyncio.sleep(0.1)
 
     async def finished(self) -> None:

@@ -190,6 +190,16 @@ async def test_five_failures_in_a_row_pause_the_endpoint_with_all_its_queues(dsn
         await until(waits_for_status(db, waiting, "completed"))
 
 
+async def test_the_largest_payload_is_sent_whole(dsn: str, db: Db) -> None:
+    text = "ö" * (2**19 - 16)
+    async with serving(Downstream()) as down, pushing(dsn):
+        await put_endpoint(db, "e", down.url, "q")
+        jobs = [await insert(db, "q", json.dumps({"text": text}, ensure_ascii=False)) for _ in range(3)]
+        for job_id in jobs:
+            await until(waits_for_status(db, job_id, "completed"))
+    assert [message_of(request)["data"]["payload"] for request in down.requests] == [{"text": text}] * 3
+
+
 async def test_a_burst_of_failures_makes_one_pause_and_the_next_is_longer(dsn: str, db: Db) -> None:
     async with serving(Downstream(answer_of(500))) as down, pushing(dsn) as (daemon, seen):
         await put_endpoint(db, "e", down.url, "q")
