@@ -15,7 +15,7 @@ _ROUTES = """SELECT q.name::text, jsonb_build_object('name', e.name, 'url', e.ur
         'timeout_s', e.timeout_s, 'callback_timeout_s', e.callback_timeout_s, 'headers', e.headers,
         'secret_name', e.secret_name, 'unsigned', e.unsigned, 'allow_private', e.allow_private)::text
     FROM pgworkd.queues q JOIN pgworkd.endpoints e ON e.name = q.endpoint
-    WHERE $1::text[] IS NULL OR q.name = ANY ($1) ORDER BY q.name LIMIT $2"""
+    WHERE e.disabled_at IS NULL AND ($1::text[] IS NULL OR q.name = ANY ($1)) ORDER BY q.name LIMIT $2"""
 
 
 _STANDING = "SELECT id, token FROM pgworkd.standing_worker($1)"
@@ -51,7 +51,7 @@ class EndpointStore:
         self._connection = Connection(options, "endpoints")
 
     async def routes(self, queues: list[str] | None) -> list[Route]:
-        """Where these queues (None: all) are sent, those of disabled endpoints among them; at most QUEUES_MAX + 1."""
+        """Where these queues (None: all) are sent, unless that is disabled; at most QUEUES_MAX + 1."""
         rows = await self._connection.fetch(_ROUTES, queues, QUEUES_MAX + 1)
         return [Route(queue, json.loads(endpoint)) for queue, endpoint in rows]
 

@@ -42,7 +42,9 @@ _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempt
     created_at, schedule, occurrence, meta, serialize_key
     FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
         $15, $16)"""
-_EXTEND = """SELECT id, left_s FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3)"""
+_EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
+        WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
+    FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
 _RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
 _SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
     FROM unnest($1::uuid[], $2::int[], $3::int[]) AS s (id, attempt, worker)
@@ -58,6 +60,7 @@ _CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() 
     WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL"""
 ASSIGNMENTS = "assignments"
 """The name of the standing worker of attempts that remote workers claim with a lease of their own."""
+_FIND_STANDING = "SELECT w.id, w.token FROM pgworkd.workers w WHERE w.kind = 'standing' AND w.name = $1"
 RENEWED, LOST, LOCKED = "renewed", "lost", "locked"
 
 
@@ -139,6 +142,11 @@ class RemoteStore:
         """The standing worker of that name, under which attempts with a lease of their own run."""
         ((worker_id, token),) = await self._beats.fetch("SELECT id, token FROM pgworkd.standing_worker($1)", name)
         return Registration.of(worker_id, token)
+
+    async def find_standing(self, name: str) -> Registration | None:
+        """The same if it is there already."""
+        rows = await self._beats.fetch(_FIND_STANDING, name)
+        return Registration.of(*rows[0]) if rows else None
 
     async def worker(self, worker_id: int) -> RemoteWorker | None:
         """A remote or the standing worker; None: there is none of that id, or it is presumed dead."""
@@ -282,13 +290,16 @@ class RemoteStore:
         args = (ids, attempts, statuses, messages, None, None)
         return set(await self._settles.value(_FENCED[settle_statements.ENDED, skip_locked], *args, *fence))
 
-    async def extend(self, held: Sequence[Held], leases_s: Sequence[float | None]) -> dict[UUID, float | None]:
-        """Renews leases of single attempts; the seconds left by id (None: leased with its worker).
+    async def extend(
+        self, held: Sequence[Held], leases_s: Sequence[float | None]
+    ) -> dict[UUID, tuple[float | None, bool]]:
+        """Renews leases of single attempts; by id the seconds left (None: leased with its worker), and if it is to end.
 
         An attempt that no longer runs is missing, as is one whose row is locked: see `running`.
         """
         ids, attempts, *fence = _columns(held)
-        return {row[0]: row[1] for row in await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)}
+        rows = await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)
+        return {row[0]: (row[1], row[2]) for row in rows}
 
     async def claimed(self, held: Sequence[Held]) -> list[tuple[str, float, Claimed]]:
         """Those of these attempts that run: queue, seconds since the claim, and what was claimed, without payload."""

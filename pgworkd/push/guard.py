@@ -55,7 +55,7 @@ def check_url(url: str, *, allow_private: bool = False) -> SplitResult:
     if parts.scheme not in PORTS:
         raise UsageError(f"the URL begins with {parts.scheme[:20]!r}: https:// is needed, or http://")
     if parts.username is not None or parts.password is not None:
-        raise UsageError("the URL has a user or password in it: use a header, whose value is a secret")
+        raise UsageError("the URL has a user or password in it: sign the requests with a secret instead")
     if not parts.hostname:
         raise UsageError("the URL has no host")
     if parts.fragment or "#" in url:
@@ -123,7 +123,9 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"the name {host} cannot be looked up: {error}") from error
         wrong = [] if self._allow_private else [each for each in addresses if not is_public(each)]
         if wrong:  # one is enough: which of them answers is up to others
-            raise AddressRefused(f"{host} has the address {wrong[0]}, which is not of the public internet")
+            raise AddressRefused(
+                f"{host} has the address {wrong[0]}, which is not of the public internet: an operator may allow_private"
+            )
         return addresses
 
     async def connect_unix_socket(

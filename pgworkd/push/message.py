@@ -14,6 +14,8 @@ from pydantic_core import to_json
 
 from pgworkd.words.json_text import JsonText
 
+TRACE_CHARS_MAX = 512
+"""What a receiver of `tracestate` must take, by the same text; more is not sent."""
 RUN, TEST = "job.run", "endpoint.test"
 """The `type` of a message: run this job; or no job, it tests the way."""
 AGENT = f"pgworkd/{version('pgworkd')}"
@@ -95,7 +97,8 @@ def headers(
     found = {name.lower(): value for name, value in given.items()}
     context = trace if isinstance(trace, Mapping) else {}
     for name in PASSED_ON:
-        if isinstance(value := context.get(name), str) and value.isascii() and value.isprintable():
+        value = context.get(name)
+        if isinstance(value, str) and len(value) <= TRACE_CHARS_MAX and value.isascii() and value.isprintable():
             found[name] = value
     found |= {
         "content-type": "application/json",

@@ -48,7 +48,7 @@ def read(name: str, directory: Path | None = None, environ: Mapping[str, str] = 
     if directory is None and (credentials := environ.get(CREDENTIALS)):
         directory = Path(credentials)
     if directory is None:
-        raise UsageError(f"the secret {name!r} is missing: set {variable}")
+        raise UsageError(f"the secret {name!r} is missing: set {variable}, or secrets_dir and write the file {name}")
     return _decoded(_file(directory / name, variable), f"the file {directory / name}")
 
 

@@ -13,6 +13,9 @@ from pgworkd.words.error_report import ErrorFacts
 from pgworkd.words.job import Ending as JobEnding
 from pgworkd.words.job import Outcome, Reason
 
+RELEASED_S_MIN = 1.0
+"""A job that is given back waits so long at least: nothing counts how often that happens."""
+
 
 class PushRunner(Runner):
     """As `Runner`; how an attempt ends is what `NotDone` says."""
@@ -40,6 +43,7 @@ class PushRunner(Runner):
             return Outcome(JobEnding.HANDED_OVER)
         delay_s = self._backoff_s(attempt, handler) if ended.delay_s is None else ended.delay_s
         if ended.ending is Ending.RELEASED:
+            delay_s = max(delay_s, RELEASED_S_MIN)
             return Outcome(JobEnding.RELEASED, delay_s=delay_s, message=ended.summary, reason=ended.summary)
         facts = ErrorFacts(ended.cause, ended.message, "").redacted()
         return self._failure(facts, delay_s, permanent=ended.ending is Ending.DEAD)

@@ -170,11 +170,17 @@ class RemoteWorkers:
             self.compare(worker, rows, asked_at)
         return worker
 
-    async def standing(self, name: str = ASSIGNMENTS) -> Registration:
-        """The worker under which attempts with a lease of their own run; PUSH_WORKER: those that were pushed."""
-        if name not in self._standing:
-            self._standing[name] = await self._store.standing_worker(name)
-        return self._standing[name]
+    async def standing(self) -> Registration:
+        """The worker under which attempts with a lease of their own run."""
+        if ASSIGNMENTS not in self._standing:
+            self._standing[ASSIGNMENTS] = await self._store.standing_worker()
+        return self._standing[ASSIGNMENTS]
+
+    async def _pushed(self) -> Registration | None:
+        """The worker under which attempts run that were pushed; None: none ever was."""
+        if PUSH_WORKER not in self._standing and (found := await self._store.find_standing(PUSH_WORKER)) is not None:
+            self._standing[PUSH_WORKER] = found
+        return self._standing.get(PUSH_WORKER)
 
     def forget_standing(self) -> None:
         """The database may be another one (a restored dump)."""
@@ -182,8 +188,9 @@ class RemoteWorkers:
 
     async def is_pushed(self, text: str) -> bool:
         """True for the assignment of a job that was pushed: whoever has it was sent it, and may end the attempt."""
-        with contextlib.suppress(UsageError, LeaseLost):
-            return (await self.held(text)).worker_id == await self.standing(PUSH_WORKER)
+        with contextlib.suppress(UsageError):
+            found, pushed = Assignment.parse(text), await self._pushed()
+            return pushed is not None and found.worker_id == pushed and found.is_sealed(text, pushed.token)
         return False
 
     def remember(self, text: str, held: Held) -> None:
@@ -197,8 +204,8 @@ class RemoteWorkers:
         if (given := self._given.pop(text, None)) is not None:
             return given
         found = Assignment.parse(text)
-        standing = {int(each): each.token for each in (await self.standing(), await self.standing(PUSH_WORKER))}
-        key = standing.get(found.worker_id)
+        standing = (await self.standing(), await self._pushed())
+        key = {int(each): each.token for each in standing if each is not None}.get(found.worker_id)
         if key is None:
             worker = await self._get(found.worker_id)
             key = None if worker is None else worker.id.token

@@ -44,6 +44,22 @@ CREATE OR REPLACE TRIGGER endpoints_changed AFTER INSERT OR UPDATE OR DELETE OR 
 CREATE OR REPLACE TRIGGER endpoint_dated BEFORE UPDATE ON endpoints FOR EACH ROW
     EXECUTE FUNCTION queue_dated();
 
+-- A queue that is sent elsewhere, or nowhere, goes on if it was paused because of its endpoint.
+-- Locks nothing.
+CREATE OR REPLACE FUNCTION queue_rerouted() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.paused_until = OLD.paused_until AND EXISTS (
+           SELECT FROM endpoints e WHERE e.name = OLD.endpoint
+             AND (NEW.paused_until = e.paused_until
+                  OR NEW.paused_until = 'infinity' AND OLD.name = ANY (e.disabled_queues))) THEN
+        NEW.paused_until := NULL;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER queue_rerouted BEFORE UPDATE OF endpoint ON queues FOR EACH ROW
+    WHEN (NEW.endpoint IS DISTINCT FROM OLD.endpoint) EXECUTE FUNCTION queue_rerouted();
+
 -- Changes an endpoint: p_changes names columns of `endpoints`, null resets one. Audited, without
 -- `url` and `headers`, in which a secret may stand. False: there is none of that name, and p_create
 -- is false. Locks the endpoint's row.

@@ -64,12 +64,12 @@ BEGIN
                 lock_trees_of made_since make_alert mend_sequences missed_since mute_errors
                 next_priority note_deaths note_endpoint of_key overdue_jobs pause_endpoint
                 percentile places_after promote_lines put_off put_schedule queue_dated
-                queues_audit queues_changed rate_allowance rates_follow register remove_endpoint
-                remove_schedule report_refused rescue rescue_jobs restore_occurrences
-                retire_schedules retry retry_delay_s roll_up run_schedule schedule_changed
-                schedules_audit schedules_notify set_endpoint set_no_wait set_pool set_queue
-                sign_off spend spent_until standing_worker starts sum_minutes thin_samples wake
-                who worker_ended'),
+                queue_rerouted queues_audit queues_changed rate_allowance rates_follow register
+                remove_endpoint remove_schedule report_refused rescue rescue_jobs
+                restore_occurrences retire_schedules retry retry_delay_s roll_up run_schedule
+                schedule_changed schedules_audit schedules_notify set_endpoint set_no_wait
+                set_pool set_queue sign_off spend spent_until standing_worker starts sum_minutes
+                thin_samples wake who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '

@@ -88,8 +88,8 @@ BUGS = (
     python(
         "any assignment lets in without a token",
         "remote/workers",
-        "            return (await self.held(text)).worker_id == await self.standing(PUSH_WORKER)",
-        "            return bool(await self.held(text))",
+        "            return pushed is not None and found.worker_id == pushed and found.is_sealed(text, pushed.token)",
+        "            return bool(found)",
         tests=_CALLBACKS,
     ),
     sql(

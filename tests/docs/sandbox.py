@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import asyncpg
@@ -130,7 +131,8 @@ class Sandbox:
         made = compile("\n" * block.line + block.text, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         sys.path.insert(0, str(self.directory))
         try:
-            with anyio.fail_after(COMMAND_S):
+            secrets = {name: value for name, value in self.environ.items() if name.startswith("PGWORKD_SECRET_")}
+            with mock.patch.dict(os.environ, secrets), anyio.fail_after(COMMAND_S):
                 result = eval(made, scope)  # noqa: S307 - our own pages
                 if inspect.isawaitable(result):
                     await result

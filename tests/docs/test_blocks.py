@@ -97,6 +97,7 @@ SETTINGS: dict[str, Setting] = {
     "docs/push.md": Setting(
         facts=(
             "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE result = '{\"paid\": 7}'",
+            "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE result = '{\"pages\": 12}'",
             found(1, "queue = 'invoices' AND status = 'dead' AND error LIKE 'HTTP 422: %'"),
         ),
     ),

@@ -121,8 +121,10 @@ async def test_a_lease_of_its_own_is_extended_and_settled_under_the_standing_wor
     mine = Held(ids[1], 1, a, a.token)
     left = await store.extend([own, mine], [90.0, None])
     assert left.keys() == set(ids)
-    assert left[ids[0]] == pytest.approx(90, abs=1)
-    assert left[ids[1]] is None
+    assert left[ids[0]] == (pytest.approx(90, abs=1), False)
+    assert left[ids[1]] == (None, False)
+    await db.execute("SELECT pgworkd.cancel($1)", [ids[0]])
+    assert (await store.extend([own], [90.0]))[ids[0]] == (pytest.approx(90, abs=1), True)
     assert await store.settle_completed([own._replace(nonce=uuid.uuid4())], [None]) == set()
     assert await store.abandon(a) == [ids[1]]
     assert await store.settle_completed([own], [None]) == {ids[0]}

@@ -61,13 +61,21 @@ COMMANDS = {
     "token add": ["n", "--scope", "read"],
     "token list": [],
     "token revoke": ["abcdefgh"],
+    "endpoints": [],
+    "endpoints show": ["e"],
+    "endpoints add": ["e", "https://example.com/", "--unsigned"],
+    "endpoints set": ["e", "--timeout-s", "5"],
+    "endpoints test": ["e"],
+    "endpoints disable": ["e"],
+    "endpoints enable": ["e"],
+    "endpoints remove": ["e"],
 }
 """Each with arguments that let it reach the database."""
 OFFLINE = {"config show", "grants", "health", "alerts", "grafana"}
 """They do not use the database."""
 NO_SETTINGS = {"grants", "alerts", "grafana"}
 """They read none."""
-SERVICES = {"run", "dev", "demo", "autoscale", "exporter", "bench", "serve"}
+SERVICES = {"run", "push", "dev", "demo", "autoscale", "exporter", "bench", "serve"}
 """They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {

@@ -18,7 +18,7 @@ from tests.kits.models import examples, in_time, nowhere
 __all__ = ["nowhere"]  # a fixture
 
 NOWHERE = "postgresql://u:c4n4ry@127.0.0.1:1/db"
-GOING_ON = {"dev", "demo", "autoscale", "exporter", "serve"}
+GOING_ON = {"dev", "demo", "autoscale", "exporter", "push", "serve"}
 """They start servers and programs, or serve on without a database; `run` without an app does not."""
 
 

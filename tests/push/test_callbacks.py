@@ -79,10 +79,13 @@ async def test_a_failure_says_whether_to_try_again_and_the_next_attempt_has_its_
 async def test_it_may_be_given_back_and_kept_for_longer(dsn: str, db: Db, down: Downstream) -> None:
     async with calling(dsn, workers=True) as call, pushing(dsn):
         job_id = await insert(db, "q")
-        left = (await back(call, down, "extend", {"lease_s": 5000})).json()["left_s"]
-        assert 4900 < left <= 5000
-        assert (await back(call, down, "release", {"delay_s": 3600})).json()["status"] == "pending"
-    assert await _job(db, job_id) == ("pending", 1, 0, None)
+        kept = (await back(call, down, "extend", {"lease_s": 5000})).json()
+        assert (4900 < kept["left_s"] <= 5000, kept["cancel"]) == (True, False)
+        assert list((await cancel(db, job_id)).values()) == ["requested"]
+        assert (await back(call, down, "extend", {"lease_s": 5000})).json()["cancel"] is True
+        second = await insert(db, "q")
+        assert (await back(call, down, "release", {"delay_s": 3600}, request=1)).json()["status"] == "pending"
+    assert await _job(db, second) == ("pending", 1, 0, None)
 
 
 @pytest.mark.parametrize("answer", [202, 200, 500])

@@ -234,6 +234,22 @@ async def test_an_endpoint_that_is_gone_is_enabled_by_an_operator(dsn: str, db: 
     ]
 
 
+async def test_nothing_is_sent_to_a_disabled_endpoint_whatever_its_queues_say(dsn: str, db: Db) -> None:
+    async with serving(Downstream()) as down, pushing(dsn) as (daemon, seen):
+        await put_endpoint(db, "e", down.url, "a", "b")
+        await until(lambda: len(daemon.pools) == 2)
+        assert await db.fetchval("SELECT pgworkd.disable_endpoint('e', 'moved')")
+        await db.execute("SELECT pgworkd.set_queue('a', '{\"paused_until\": null}')")  # resumed all the same
+        await put_endpoint(db, "e", down.url, "c")
+        await seen.wait(events.QUEUE_REMOVED, queue="a")
+        await seen.wait(events.QUEUE_REMOVED, queue="b")
+        jobs = [await insert(db, queue) for queue in ("a", "b", "c")]
+        assert (daemon.pools, down.requests) == ({}, [])
+        assert await db.fetchval("SELECT pgworkd.enable_endpoint('e')")
+        for job_id in jobs:
+            await until(waits_for_status(db, job_id, "completed"))
+
+
 async def test_queues_come_and_go_while_it_runs(dsn: str, db: Db) -> None:
     async with serving(Downstream()) as one, serving(Downstream()) as other, pushing(dsn) as (daemon, seen):
         assert daemon.pools == {}

@@ -77,7 +77,7 @@ def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: i
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'shop' is missing: set PGWORKD_SECRET_SHOP, or write .*/shop"):
         read("shop", tmp_path, {})
-    with pytest.raises(UsageError, match=r"'shop' is missing: set PGWORKD_SECRET_SHOP$"):
+    with pytest.raises(UsageError, match=r"'shop' is missing: set PGWORKD_SECRET_SHOP, or secrets_dir"):
         read("shop", None, {})
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe", 0o600)

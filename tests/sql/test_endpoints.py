@@ -134,6 +134,20 @@ async def test_a_disabled_endpoint_frees_its_queues_only_when_it_is_enabled(db: 
     assert not await db.fetchval("SELECT pgworkd.enable_endpoint('unknown')")
 
 
+@pytest.mark.parametrize("to", [None, "other"])
+@pytest.mark.parametrize("how", ["pause_endpoint('e', 10, 'busy')", "disable_endpoint('e', 'gone')"])
+async def test_a_queue_that_is_sent_elsewhere_is_not_held_any_more(db: Db, how: str, to: str | None) -> None:
+    await put(db, "other")
+    await put(db, "e", "a", "held", "stays")
+    await db.execute("UPDATE pgworkd.queues SET paused_until = 'infinity' WHERE name = 'held'")
+    await db.execute(f"SELECT pgworkd.{how}")
+    for queue in ("a", "held"):
+        await db.execute("SELECT pgworkd.set_queue($1, $2::text::jsonb)", queue, json.dumps({"endpoint": to}))
+    found = await pauses(db)
+    assert (found["a"], found["held"]) == (None, "infinity")
+    assert found["stays"] is not None
+
+
 async def test_jobs_of_a_paused_endpoint_are_not_claimed(db: Db) -> None:
     await put(db, "e", "q")
     await db.execute("SELECT pgworkd.pause_endpoint('e', 10, 'busy')")

@@ -15,8 +15,8 @@ from tests.kits.verbs import Db
 
 NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
-enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queues_audit queues_changed rates_follow
-schedule_changed schedules_audit schedules_notify stream_created mend_sequences
+enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queue_rerouted queues_audit queues_changed
+rates_follow schedule_changed schedules_audit schedules_notify stream_created mend_sequences
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {

@@ -29,6 +29,8 @@ LOOKS: dict[str, list[str]] = {
     "batches show": ["{batch}", "{finished} --follow"],
     "dead": ["", "--queue mail"],
     "doctor": [""],
+    "endpoints": [""],
+    "endpoints show": ["e"],
     "job": ["{dead}", "{running}", "{done}"],
     "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
     "keys": ["", "--queue mail", "--key k"],
@@ -46,6 +48,11 @@ REFUSE = {
     "discard": "--queue mail --yes",
     "edit": "{dead} --priority 7",
     "enqueue": "mail",
+    "endpoints add": "f https://example.com/ --unsigned",
+    "endpoints disable": "e",
+    "endpoints enable": "e",
+    "endpoints remove": "e",
+    "endpoints set": "e --timeout-s 5",
     "keys free": "mail k",
     "migrate": "",
     "mute": "1 --until 2h",
@@ -63,8 +70,10 @@ REFUSE = {
     "token revoke": "abcdefgh",
     "undepend": "{dead}",
 }
-SERVICES = {"autoscale", "bench", "demo", "dev", "exporter", "run", "serve"}
+SERVICES = {"autoscale", "bench", "demo", "dev", "exporter", "push", "run", "serve"}
 """Long-running commands; all but the exporter wait for a writable server."""
+CALLS = {"endpoints test"}
+"""It reads one row, and calls a service: tests/engine/test_cli_endpoints.py."""
 WITHOUT_A_DATABASE = {"alerts", "config show", "grafana", "grants", "health"}
 REFUSED = "this server only reads (a standby?): connect to the primary"
 OWN = ("connection", "server", "writes", "clock", "queues", "kinds")
@@ -98,6 +107,7 @@ def fill(shell: Shell) -> dict[str, str]:
     shell("batches", "seal", ids["finished"])
     assert shell.sql("SELECT finished_at IS NOT NULL FROM pgworkd.batches WHERE id = %s", ids["finished"])
     shell.sql("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('nightly', 'mail', 3600)")
+    shell("endpoints", "add", "e", "https://example.com/", "--unsigned")
     shell("queues", "set", "mail", "--max-running", "5")
     shell("pause", "mail", "--for", "900")
     shell("token", "add", "app", "--scope", "read")
@@ -145,7 +155,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_every_command_is_classified_as_reading_or_writing() -> None:
-    assert set(commands()) - SERVICES - WITHOUT_A_DATABASE == set(LOOKS) | set(LOOKS_AT_WORKERS) | set(REFUSE)
+    assert set(commands()) - SERVICES - WITHOUT_A_DATABASE - CALLS == set(LOOKS) | set(LOOKS_AT_WORKERS) | set(REFUSE)
 
 
 def caught_up(pair: Pair) -> None:

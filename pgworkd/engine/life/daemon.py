@@ -131,7 +131,7 @@ class Daemon:
             self.in_flight,
             self.events,
             name=self.options.worker_name,
-            kinds=self.app.handlers,
+            kinds=self.app.handlers or None,
             handled_queues={handler.queue for handler in self.app.handlers.values()},
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,

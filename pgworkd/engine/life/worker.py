@@ -63,15 +63,15 @@ class WorkerLife:
         events_: Events,
         *,
         name: str,
-        kinds: Collection[str] = (),
+        kinds: Collection[str] | None = (),
         handled_queues: Collection[str] = (),
         kind: str = "daemon",
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
     ) -> None:
-        """`kinds`, `handled_queues`: those with a handler in the code; more queues may be added while it runs. `kind`:
-        of the worker.
+        """`kinds` (None: any), `handled_queues`: those with a handler in the code; more queues may be added while it
+        runs. `kind`: of the worker.
 
         `end_process`: see `Heartbeat`.
         """
@@ -131,7 +131,8 @@ class WorkerLife:
         """Registers under a new id; returns when the lease began, on the boot clock. Raises PgworkdError."""
         began_s = boot_time_s()
         who = (self._name, os.getpid(), version("pgworkd"))
-        self.worker_id = await self._store.register(*who, self._lease_s, sorted(self._kinds), self._kind)
+        kinds = None if self._kinds is None else sorted(self._kinds)
+        self.worker_id = await self._store.register(*who, self._lease_s, kinds, self._kind)
         return began_s
 
     def start(self, began_s: float) -> None:

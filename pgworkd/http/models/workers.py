@@ -198,9 +198,13 @@ class ExtendIn(Model):
 
 
 class Extended(Answer):
-    """`left_s`: seconds until its lease, or its deadline, ends; null: it is leased with its worker."""
+    """`left_s`: seconds until its lease, or its deadline, ends; null: it is leased with its worker.
+
+    `cancel`: an operator wants it to end.
+    """
 
     left_s: float | None
+    cancel: bool
 
 
 class SettledOut(Answer):

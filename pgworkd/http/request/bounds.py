@@ -94,7 +94,9 @@ class Bounds:
             raise Problem("headers-too-large")
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._hosts is not None and _without_port(host) not in self._hosts:
-            raise Problem("wrong-host", f"{_without_port(host)[:200]!r} is not among the hosts of this gateway")
+            raise Problem(
+                "wrong-host", f"{_without_port(host)[:200]!r} is not among the hosts of this gateway: see http_hosts"
+            )
         if scope["method"] in _READS:
             return
         site = headers.get(b"sec-fetch-site", b"none").decode("latin-1")

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,7 +20,8 @@ from pgworkd.client.results import Results
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import RequestPool
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.http.request.access import Authorize, Rate, Tokens, authorized
+from pgworkd.errors import PgworkdError
+from pgworkd.http.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
 from pgworkd.http.request.followed import Followed
 from pgworkd.http.request.problems import Problem
 from pgworkd.metrics.exporter import DatabaseReader
@@ -165,20 +167,27 @@ class Gateway:
         waits, done = _Waits(request), False
         with waits.scope:
             self._waits.add(waits.scope)
-            watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
+            loop = asyncio.get_running_loop()
+            watches = [
+                loop.call_later(WATCHED_AFTER_S, self._watch, waits.until_gone),
+                loop.call_later(CHECKED_S, self._watch, partial(waits.until_refused, self._authorize)),
+            ]
             try:
                 await call()
                 done = True
             finally:
-                watch.cancel()
+                for watch in watches:
+                    watch.cancel()
                 waits.unwatch()
                 self._waits.discard(waits.scope)
                 self.waiters -= 1
+        if waits.refused is not None:
+            raise waits.refused
         return done
 
-    def _watch(self, waits: _Waits) -> None:
+    def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._readers is not None:
-            self._readers.start_soon(waits.until_gone)
+            self._readers.start_soon(watch)
 
 
 class _Waits:
@@ -188,24 +197,47 @@ class _Waits:
         self._request = request
         self.scope = anyio.CancelScope()
         """Of the wait."""
-        self._ended = False
-        self._watch: anyio.CancelScope | None = None
+        self.refused: Problem | None = None
+        """Set when the caller may not call any more."""
+        self._ended = anyio.Event()
 
     async def until_gone(self) -> None:
         """Ends the wait when the caller goes."""
-        with anyio.CancelScope() as self._watch:
-            if self._ended:
-                return
+        async with self._watching():
             with contextlib.suppress(Exception):  # of a server around us, which will not read an answer either
                 while (await self._request.receive())["type"] != "http.disconnect":
                     pass
             self.scope.cancel()
 
+    async def until_refused(self, authorize: Authorize) -> None:
+        """Ends the wait when the caller's token is revoked, or has expired."""
+        async with self._watching():
+            while self.refused is None:
+                try:
+                    await authorized(authorize, self._request)
+                except Problem as problem:
+                    self.refused = problem
+                    self.scope.cancel()
+                except PgworkdError:
+                    pass  # of the database: then nothing is given to anybody
+                await anyio.sleep(CHECKED_S)
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        """Until the wait has ended."""
+        async with anyio.create_task_group() as tasks:
+
+            async def until_ended() -> None:
+                await self._ended.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(until_ended)
+            yield
+            tasks.cancel_scope.cancel()
+
     def unwatch(self) -> None:
         """The wait has ended."""
-        self._ended = True
-        if self._watch is not None:
-            self._watch.cancel()
+        self._ended.set()
 
 
 def _first(error: BaseException) -> BaseException:

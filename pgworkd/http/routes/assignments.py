@@ -86,7 +86,8 @@ async def extend(request: Request, assignment: Text, body: ExtendIn) -> Response
         if await remote.remote.running([held]):
             raise DatabaseBusy("the job is locked by another transaction", sqlstate="55P03")
         raise LeaseLost(f"attempt {held.attempt} of job {held.job_id} runs no more here")
-    return Json({"left_s": found[held.job_id]})
+    left_s, cancel = found[held.job_id]
+    return Json({"left_s": left_s, "cancel": cancel})
 
 
 @bulk_router.post("/settlements", response_model=SettlementsOut, responses=documented(*BODY))

@@ -17,7 +17,7 @@ BEGIN
             FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) o
             JOIN (VALUES ('claim', '{pause_endpoint,disable_endpoint,enable_endpoint,hold_queues,
                                      note_endpoint}'::text[]),
-                         ('mend_sequences', '{set_endpoint,remove_endpoint}'))
+                         ('mend_sequences', '{set_endpoint,remove_endpoint,queue_rerouted}'))
                          AS l (like_name, names)
                 ON l.like_name = o.value ->> 'name',
                  unnest(l.names) AS new (name)), '[]'))::text

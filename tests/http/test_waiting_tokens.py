@@ -1,0 +1,53 @@
+"""A request that waits is answered only as long as its token is good."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.kits.daemon import until
+from tests.kits.gateway import also, calling, token
+from tests.kits.verbs import Db, insert
+from tests.kits.workers import registered
+
+
+@pytest.mark.parametrize("what", ["job", "result"])
+async def test_a_token_that_is_revoked_ends_what_waits(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    for place in ("access", "gateway"):
+        monkeypatch.setattr(f"pgworkd.http.request.{place}.CHECKED_S", 0.2)
+    async with calling(dsn, workers=True) as call:
+        other = also(call, await token(dsn, {"work": None, "payload": None}))
+        worker = await registered(other)
+        (job_id,) = await insert(db, queue="elsewhere")
+
+        async def wait() -> httpx.Response:
+            if what == "result":
+                return await other("GET", f"/v1/jobs/{job_id}/result?wait_s=20")
+            claim = {"worker": worker.id, "queues": ["q"], "max": 1, "wait_s": 20}
+            return await other("POST", "/v1/claims", claim, headers=worker.headers)
+
+        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(wait())
+            await until(lambda: gateway.waiters == 1)
+            await call.ok("DELETE", f"/v1/tokens/{other.token.split('_')[1]}")
+            answer = await waiting
+        assert (answer.status_code, gateway.waiters) == (401, 0)
+        await insert(db)
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'") == 0
+
+
+async def test_a_token_that_stays_good_waits_to_the_end(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("access", "gateway"):
+        monkeypatch.setattr(f"pgworkd.http.request.{place}.CHECKED_S", 0.1)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(worker.claim(wait_s=20))
+            await asyncio.sleep(0.5)  # several checks
+            await insert(db)
+            assert len(await waiting) == 1
