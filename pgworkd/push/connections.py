@@ -34,15 +34,17 @@ class Connections:
         connection = await self._taken(place) or httpcore.AsyncHTTPConnection(
             request.url.origin, ssl_context=self._tls, keepalive_expiry=IDLE_S, network_backend=self._network
         )
+        is_sound = False
         try:
             answer = await connection.handle_async_request(request)
+            is_sound = not _has_more(answer)
             try:
                 yield answer
             finally:
                 with anyio.move_on_after(CLOSE_S, shield=True):
                     await answer.aclose()
         finally:
-            await self._leave(place, connection)
+            await self._leave(place, connection, is_sound=is_sound)
 
     async def _taken(self, place: bytes) -> httpcore.AsyncHTTPConnection | None:
         """One that is open still; those that the other side has closed, or that are too old, are closed."""
@@ -54,10 +56,10 @@ class Connections:
             await _close(connection)
         return None
 
-    async def _leave(self, place: bytes, connection: httpcore.AsyncHTTPConnection) -> None:
+    async def _leave(self, place: bytes, connection: httpcore.AsyncHTTPConnection, *, is_sound: bool) -> None:
         """Keeps a connection for the next request, unless it is of no use any more."""
         idle = self._idle.setdefault(place, [])
-        if connection.is_idle() and len(idle) < IDLE_MAX and not self._closed:
+        if is_sound and connection.is_idle() and len(idle) < IDLE_MAX and not self._closed:
             idle.append(connection)
         else:
             await _close(connection)
@@ -76,6 +78,13 @@ class Connections:
         for idle in self._idle.values():
             while idle:
                 await _close(idle.pop())
+
+
+def _has_more(answer: httpcore.Response) -> bool:
+    """True for an answer with a body where none may be: it would be taken for the beginning of the next answer."""
+    declared = {name.lower(): value for name, value in answer.headers}
+    length = declared.get(b"content-length", b"0")
+    return answer.status in (204, 304) and (length.strip() != b"0" or b"transfer-encoding" in declared)
 
 
 async def _close(connection: httpcore.AsyncHTTPConnection) -> None:

@@ -95,7 +95,9 @@ async def run(jobs: int, seed: int, kills: int) -> Seen:
     return seen
 
 
-_JOBS = """SELECT id, queue, status, attempts, failures, result::text, error FROM pgworkd.all_jobs"""
+_JOBS = """SELECT id, queue, status, attempts, failures, result::text, error,
+    ARRAY(SELECT concat_ws(' ', e ->> 'attempt', e ->> 'type', e ->> 'message', e ->> 'at')
+          FROM jsonb_array_elements(errors) e) AS errors FROM pgworkd.all_jobs"""
 _LEFT = "SELECT count(*) FROM pgworkd.jobs WHERE status <> 'dead'"
 
 
@@ -135,6 +137,7 @@ async def _kill(
         if chance.random() < 0.6:
             seen.kills.append(time.monotonic())
             await asyncio.to_thread(chance.choice(daemons).kill)
+            seen.kills.append(time.monotonic())
         else:
             await asyncio.to_thread(chance.choice(gateways).kill)
 
@@ -159,7 +162,7 @@ def _judge(seen: Seen, rows: dict[str, dict[str, Any]], jobs: int) -> None:
             if first.attempt == then.attempt:
                 seen.violations.append(f"an attempt was sent twice: {said}")
             elif (why := _unexplained(first, then, seen.kills)) is not None:
-                seen.violations.append(f"{why}: {said}")
+                seen.violations.append(f"{why}: {rows[job]['errors']} {said}")
         seen.violations += [f"{why}: {rows[job]}, {said}" for why in _wrong_end(runs, rows[job])]
     for job, row in rows.items():
         if job not in seen.runs:

@@ -233,6 +233,17 @@ async def test_connections_are_kept_and_closed_when_they_are_idle_for_long(monke
         assert all(each.is_closed() for each in kept)
 
 
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize(
+    "how", ["content-length: 2\r\n\r\n{}", "transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
+)
+async def test_a_body_where_none_may_be_does_not_begin_the_next_answer(status: int, how: str) -> None:
+    async with serving(Downstream(f"HTTP/1.1 {status} x\r\n{how}".encode())) as down, sending() as sender:
+        for _ in range(3):
+            assert (await post(sender, down.port)).status == status
+        assert down.connections == 3
+
+
 async def test_a_connection_that_the_other_side_has_closed_is_not_used_again() -> None:
     once = OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: timeout=1\r\n\r\n")
     async with serving(Downstream(once)) as down, sending() as sender:
