@@ -79,6 +79,7 @@ class Service:
         self.calm = False
         """No more trouble: what is left shall end."""
         self._later: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(20)
         self.client = httpx.AsyncClient(timeout=5, trust_env=False)
 
     async def take(self, request: bytes) -> bytes:
@@ -146,7 +147,8 @@ class Service:
         while True:
             try:
                 port = self.chance.choice(self.gateways)
-                answer = await self.client.post(f"http://127.0.0.1:{port}/v1/{path}", json=body)
+                async with self._turns:  # with hundreds of requests httpx does little but look after them
+                    answer = await self.client.post(f"http://127.0.0.1:{port}/v1/{path}", json=body)
                 if answer.status_code == 200:
                     return str(answer.json().get("status", "extended"))
                 if answer.status_code == 409:
