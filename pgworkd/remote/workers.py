@@ -204,9 +204,13 @@ class RemoteWorkers:
         if (given := self._given.pop(text, None)) is not None:
             return given
         found = Assignment.parse(text)
-        standing = (await self.standing(), await self._pushed())
-        key = {int(each): each.token for each in standing if each is not None}.get(found.worker_id)
-        if key is None:
+        if found.worker_id == (standing := await self.standing()):
+            key: UUID | None = standing.token
+        elif (worker := self._known.get(found.worker_id)) is not None:
+            key = worker.id.token
+        elif (pushed := await self._pushed()) is not None and found.worker_id == pushed:
+            key = pushed.token
+        else:
             worker = await self._get(found.worker_id)
             key = None if worker is None else worker.id.token
         if key is None:  # its worker has gone: only what has become of it can be said
