@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from uuid import UUID
 
 import anyio
@@ -117,28 +117,30 @@ class InFlight:
     def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._by_id.values()))
 
-    def add(self, attempt: Attempt) -> bool:
-        """Adds a claimed attempt; False: it is in flight here already, and must not be started again.
+    def add(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Adds claimed attempts; returns them without those that are in flight here, which must not be started again.
 
         That happens when the database has lost the commit of a claim (a failover). An older attempt of the same job,
         or the same one under a lost worker id, is no longer ours: it is stopped.
         """
-        older = self._by_id.setdefault(attempt.claimed.id, attempt)
-        if older is not attempt:
-            if older.claimed.attempt == attempt.claimed.attempt and token_of(older.worker_id) == token_of(
-                attempt.worker_id
-            ):
-                return False
-            older.stop(Reason.FENCE)
-            self._by_id[attempt.claimed.id] = attempt
-        return True
+        by_id, added = self._by_id, []
+        for attempt in attempts:
+            older = by_id.setdefault(attempt.claimed.id, attempt)
+            if older is not attempt:
+                if _are_same(older, attempt):
+                    continue
+                older.stop(Reason.FENCE)
+                by_id[attempt.claimed.id] = attempt
+            added.append(attempt)
+        return added
 
-    def remove(self, attempt: Attempt) -> None:
-        """Removes a settled attempt."""
-        job_id = attempt.claimed.id
-        other = self._by_id.pop(job_id, attempt)
-        if other is not attempt:
-            self._by_id[job_id] = other
+    def remove(self, attempts: Iterable[Attempt]) -> None:
+        """Removes settled attempts."""
+        by_id = self._by_id
+        for attempt in attempts:
+            other = by_id.pop(attempt.claimed.id, attempt)
+            if other is not attempt:
+                by_id[attempt.claimed.id] = other
 
     def find(self, job_id: UUID, attempt: int) -> Attempt | None:
         """This attempt, if it is in flight here."""
@@ -153,6 +155,10 @@ class InFlight:
         """Stops every attempt."""
         for attempt in self:
             attempt.stop(reason)
+
+
+def _are_same(one: Attempt, other: Attempt) -> bool:
+    return one.claimed.attempt == other.claimed.attempt and token_of(one.worker_id) == token_of(other.worker_id)
 
 
 def began_ago_s(attempts: Sequence[Attempt | None]) -> list[float | None]:

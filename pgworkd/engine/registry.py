@@ -304,8 +304,8 @@ def _signature(
                 "payload (a model, dataclass or dict) and, annotated with Job, its context"
             )
     annotation = hints.get(payload_parameter or "", dict)
-    if payload_parameter is None or annotation in (dict, Any):
-        return payload_parameter, job_parameter, None
+    if payload_parameter is None or annotation in (dict, dict[str, Any], dict[str, object], Any):
+        return payload_parameter, job_parameter, None  # every payload is one
     try:
         return payload_parameter, job_parameter, TypeAdapter(annotation)
     except (PydanticSchemaGenerationError, PydanticUserError) as error:

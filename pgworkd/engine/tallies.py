@@ -94,21 +94,12 @@ class Tallies:
 
     def ended(self, outcome: str, batch: Sequence[Attempt]) -> list[tuple[str, list[float]]]:
         """Counts attempts that have ended in the same way; for each kind in turn the durations of its runs."""
-        queue = kind = None
-        first, ahead_s = 0, self.database_ahead_s
-        tally, waits_s, runs_s = Tally(), list[float](), list[float]()
-        found = []
-        for place, attempt in enumerate(batch):
-            claimed, started = attempt.claimed, attempt.started
-            if claimed.kind != kind or attempt.queue != queue:  # nearly all are of one kind
-                tally.add(outcome, place - first, waits_s, runs_s)
-                queue, kind, first = attempt.queue, claimed.kind, place
-                tally, waits_s, runs_s = self.of(queue, kind), [], []
-                found.append((kind, runs_s))
-            if started is not None:
-                waits_s.append(started + ahead_s - claimed.run_at)
-                runs_s.append(attempt.ended - started)
-        tally.add(outcome, len(batch) - first, waits_s, runs_s)
+        ahead_s, found = self.database_ahead_s, []
+        for (queue, kind), attempts in _by_kind(batch).items():
+            waits_s = [each.started + ahead_s - each.claimed.run_at for each in attempts if each.started is not None]
+            runs_s = [each.ended - each.started for each in attempts if each.started is not None]
+            self.of(queue, kind).add(outcome, len(attempts), waits_s, runs_s)
+            found.append((kind, runs_s))
         if outcome == "dead":
             self.died.set()
         return found
@@ -133,3 +124,14 @@ class Tallies:
 
     def _on_fence(self, _: str, __: Mapping[str, Any]) -> None:
         self.fences += 1
+
+
+def _by_kind(batch: Sequence[Attempt]) -> Mapping[tuple[str, str], Sequence[Attempt]]:
+    """The attempts of each queue and kind: nearly always of one."""
+    kinds = {(each.queue, each.claimed.kind) for each in batch}
+    if len(kinds) == 1:
+        return {kinds.pop(): batch}
+    found = defaultdict[tuple[str, str], list[Attempt]](list)
+    for each in batch:
+        found[each.queue, each.claimed.kind].append(each)
+    return found

@@ -42,7 +42,7 @@ class Engine(Operation):
     async def claim(self) -> Attempt:
         """Over a connection of its own, before the operation starts."""
         held = Attempt((await self.scene.aside.claim(self.order()))[0], self.queue)
-        self.in_flight.add(held)
+        self.in_flight.add([held])
         return held
 
     async def claim_until_it_comes(self) -> Claimed:

@@ -117,22 +117,22 @@ def test_an_added_attempt_is_found_until_it_is_removed() -> None:
     in_flight = InFlight()
     one, other = attempt_of(), attempt_of(2)
     assert (len(in_flight), list(in_flight)) == (0, [])
-    in_flight.add(one)
-    in_flight.add(other)
+    in_flight.add([one])
+    in_flight.add([other])
     assert len(in_flight) == 2
     assert list(in_flight) == [one, other]
     assert in_flight.find(one.claimed.id, 1) is one
     assert in_flight.find(other.claimed.id, 2) is other
-    in_flight.remove(one)
+    in_flight.remove([one])
     assert list(in_flight) == [other]
     assert in_flight.find(one.claimed.id, 1) is None
-    in_flight.remove(one)
+    in_flight.remove([one])
     assert len(in_flight) == 1
 
 
 def test_another_attempt_of_the_job_is_not_found() -> None:
     in_flight, held = InFlight(), attempt_of(2)
-    in_flight.add(held)
+    in_flight.add([held])
     assert in_flight.find(held.claimed.id, 1) is None
     assert in_flight.find(held.claimed.id, 3) is None
     assert in_flight.find(uuid4(), 2) is None
@@ -142,14 +142,14 @@ def test_a_newer_attempt_of_a_job_stops_the_older_one() -> None:
     in_flight, older = InFlight(), attempt_of(1)
     older.job = job_of(older)
     newer = attempt_of(2, older.claimed.id)
-    in_flight.add(older)
-    in_flight.add(newer)
+    in_flight.add([older])
+    in_flight.add([newer])
     assert older.reason is Reason.FENCE
     assert older.job.stopping.is_set()
     assert newer.reason is None
     assert len(in_flight) == 1
     # Removing the older attempt when it is settled must not remove the newer one.
-    in_flight.remove(older)
+    in_flight.remove([older])
     assert in_flight.find(newer.claimed.id, 2) is newer
 
 
@@ -157,12 +157,12 @@ def test_an_attempt_in_flight_is_not_restarted_under_the_same_registration() -> 
     in_flight, first = InFlight(), attempt_of(1)
     again = Attempt(first.claimed, "q", Registration.of(7, uuid4()))
     first.worker_id = again.worker_id
-    assert in_flight.add(first)
-    assert not in_flight.add(again)
+    assert in_flight.add([first])
+    assert not in_flight.add([again])
     assert in_flight.find(first.claimed.id, 1) is first
     assert first.reason is None
     anew = Attempt(first.claimed, "q", Registration.of(7, uuid4()))  # the same worker id, but another token
-    assert in_flight.add(anew)
+    assert in_flight.add([anew])
     assert first.reason is Reason.FENCE
     assert in_flight.find(first.claimed.id, 1) is anew
 
@@ -173,7 +173,7 @@ async def test_running_lists_attempts_whose_handler_has_not_returned() -> None:
     runs.started, runs.scope = 1.0, RunScope()
     over.started = 1.0
     for held in (waiting, runs, over):
-        in_flight.add(held)
+        in_flight.add([held])
     assert in_flight.running() == [runs]
 
 
@@ -181,10 +181,10 @@ def test_stop_all_stops_every_attempt_even_if_some_are_removed_meanwhile() -> No
     in_flight = InFlight()
     helds = [attempt_of() for _ in range(5)]
     for held in helds:
-        in_flight.add(held)
+        in_flight.add([held])
     helds[2].stop(Reason.CANCEL)
     for held in in_flight:  # as a settle does meanwhile
-        in_flight.remove(held)
-        in_flight.add(held)
+        in_flight.remove([held])
+        in_flight.add([held])
     in_flight.stop_all(Reason.SHUTDOWN)
     assert [held.reason for held in helds] == [Reason.SHUTDOWN] * 2 + [Reason.CANCEL] + [Reason.SHUTDOWN] * 2

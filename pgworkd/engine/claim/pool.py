@@ -201,7 +201,7 @@ class Pool(ClaimLoop):
         executor, worker_id = self._executor, sent.order.worker_id
         if not executor.waiting:
             self._begun, self._begun_at = executor.begun, anyio.current_time()
-        executor.submit(new for row in claimed if self._in_flight.add(new := Attempt(row, self.queue, worker_id)))
+        executor.submit(self._in_flight.add([Attempt(row, self.queue, worker_id) for row in claimed]))
         if not self._worker.may_claim:
             # The daemon began to stop, or was fenced, while the claim was under way.
             self.release_unstarted(Reason.SHUTDOWN if self._worker.stopping else Reason.FENCE)

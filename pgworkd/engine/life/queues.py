@@ -93,9 +93,10 @@ class QueueSet:
 
     def completed(self, batch: Sequence[Attempt]) -> None:
         """Wakes the pools that may claim more, now that these attempts are settled."""
-        if any(attempt.claimed.is_suspect or attempt.claimed.serialize_key for attempt in batch):
-            self.claim_soon()  # the next suspect, or the next job of the key, may run
-            return
+        for attempt in batch:
+            if attempt.claimed.serialize_key or attempt.claimed.is_suspect:
+                self.claim_soon()  # the next suspect, or the next job of the key, may run
+                return
         for queue in {attempt.queue for attempt in batch}:
             if (pool := self.pools.get(queue)) is not None and pool.limited:
                 pool.claim_soon()

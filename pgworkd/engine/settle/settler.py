@@ -272,16 +272,15 @@ class Settler:
         await self._settle(Ending.FAILED, [(attempt, fallback(outcome, error.sqlstate))], flush)
 
     def _let_go(self, items: Sequence[Item]) -> None:
+        self._in_flight.remove(attempt for attempt, _ in items)
         for attempt, _ in items:
-            self._in_flight.remove(attempt)
             self._events.emit(events.JOB_HANDED_OVER, **attempt.facts())
 
     def _report(self, items: Sequence[Item], statuses: Statuses) -> None:
-        remove = self._in_flight.remove
-        for attempt, _ in items:
-            remove(attempt)
+        attempts = [attempt for attempt, _ in items]
+        self._in_flight.remove(attempts)
         if statuses == "completed":
-            self._on_completed([attempt for attempt, _ in items])
+            self._on_completed(attempts)
             return
         latest: dict[UUID, int] = {}  # of two attempts of one job only the later one can have been running
         for attempt, _ in items:
