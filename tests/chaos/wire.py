@@ -16,6 +16,7 @@ from tests.chaos import (
     wire_daemon,
     wire_engine,
     wire_operators,
+    wire_push,
     wire_remote,
     wire_routes,
     wire_settle,
@@ -60,6 +61,7 @@ OPERATIONS: list[type[Operation]] = [
     *wire_routes.ROUTES,
     *wire_operators.ROUTES,
     *wire_workers.ROUTES,
+    *wire_push.OPERATIONS,
     wire_client.Migrate,
 ]
 

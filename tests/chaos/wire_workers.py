@@ -46,7 +46,7 @@ class Register(Service):
         self.path, self.body = "/v1/workers", {"name": self.queue, "queues": {self.queue: 1}}
 
 
-class _OfWorker(Service):
+class OfWorker(Service):
     """What one worker sends, which has one job or could have it; $1: the worker."""
 
     lease_s: ClassVar[float | None] = None
@@ -78,7 +78,7 @@ class _OfWorker(Service):
         return [row for job_id in self.ids for row in await rows_of(self.db, job_id)]
 
 
-class Serve(_OfWorker):
+class Serve(OfWorker):
     """What it serves."""
 
     name, method, claimed = "PUT /v1/workers/{worker}/queues", "PUT", False
@@ -89,7 +89,7 @@ class Serve(_OfWorker):
         self.body = {"queues": {self.queue: 7}}
 
 
-class Beat(_OfWorker):
+class Beat(OfWorker):
     """Its lease."""
 
     name = "POST /v1/workers/{worker}/beat"
@@ -103,7 +103,7 @@ class Beat(_OfWorker):
         self.body = {"assignments": self.assignments}
 
 
-class Ask(_OfWorker):
+class Ask(OfWorker):
     """What an operator asks of it."""
 
     name, claimed = "POST /v1/workers/{worker}/ask", False
@@ -114,7 +114,7 @@ class Ask(_OfWorker):
         self.body = {"state": "quiet"}
 
 
-class SignOff(_OfWorker):
+class SignOff(OfWorker):
     """Its job goes back once."""
 
     name, method, repeats = "DELETE /v1/workers/{worker}", "DELETE", False
@@ -128,7 +128,7 @@ class SignOff(_OfWorker):
         return [*await super().faults(), *differs("rows of the job", await self.rows(), [("pending", 1, 0)])]
 
 
-class Claim(_OfWorker):
+class Claim(OfWorker):
     """A worker that never learns of its job signs off; another runs it."""
 
     name, claimed = "POST /v1/claims", False
@@ -181,7 +181,7 @@ class ClaimOwn(Claim):
             self.wanted = [("running", 1, 0)]
 
 
-class Complete(_OfWorker):
+class Complete(OfWorker):
     """A settle whose answer was lost is sent again: it changes nothing, and its answer says so."""
 
     name = "POST /v1/assignments/{assignment}/complete"
@@ -247,7 +247,7 @@ class Release(Complete):
         self.body = {"delay_s": 3600}
 
 
-class Extend(_OfWorker):
+class Extend(OfWorker):
     """A lease of its own."""
 
     name, lease_s = "POST /v1/assignments/{assignment}/extend", 60.0
@@ -278,7 +278,7 @@ class Settlements(Complete):
 
     async def carry_on(self) -> None:
         before = await self.rows()
-        await _OfWorker.carry_on(self)
+        await OfWorker.carry_on(self)
         repeated = [each["repeated"] for each in self.answer.json()["settlements"]]
         self.wrong = differs("repeated", repeated, [row[0] == "completed" for row in before])
 
