@@ -6,6 +6,7 @@ server that answers differently the second time gains nothing (DNS rebinding), n
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
@@ -50,7 +51,7 @@ def is_public(address: str) -> bool:
 
 
 def check_url(url: str, *, allow_private: bool = False) -> SplitResult:
-    """The parts of a URL that requests may be sent to. UsageError says what is wrong; addresses are judged later."""
+    """The parts of a URL that requests may be sent to. UsageError says what is wrong; names are looked up later."""
     parts = _parts(url)
     if parts.scheme not in PORTS:
         raise UsageError(f"the URL begins with {parts.scheme[:20]!r}: https:// is needed, or http://")
@@ -63,7 +64,24 @@ def check_url(url: str, *, allow_private: bool = False) -> SplitResult:
     port = PORTS[parts.scheme] if parts.port is None else parts.port
     if not allow_private and port < PRIVILEGED_BELOW and port not in PORTS.values():
         raise UsageError(f"port {port} is of another service: 80, 443 and those from {PRIVILEGED_BELOW} are allowed")
+    if not allow_private and _is_private(parts.hostname):
+        raise UsageError(
+            f"{parts.hostname[:100]} is not of the public internet: give another host, or say allow_private"
+        )
     return parts
+
+
+def _is_private(host: str) -> bool:
+    """Whether that can be seen without a look-up: an address in any spelling that the system reads, or this host."""
+    host = host.rstrip(".")
+    if f".{host}".endswith(".localhost"):
+        return True
+    with contextlib.suppress(OSError):
+        host = socket.inet_ntoa(socket.inet_aton(host))  # also of 127.1, 0x7f000001, 2130706433
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host.partition("%")[0])
+        return not is_public(host)
+    return False
 
 
 def _parts(url: str) -> SplitResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -18,6 +19,9 @@ from pgworkd.push_daemon.routes import Target
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.json_text import JsonText
+
+FROZEN_S = 2.0
+"""A request that ends this much later than it may: this daemon was stopped meanwhile, or had no CPU."""
 
 
 class NotDone(Exception):  # noqa: N818 - how it ended
@@ -58,17 +62,18 @@ class Delivery:
         content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
         fixed = (sent.id, content, at, target.signing, endpoint.headers)
         headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=sent.attempt)
+        latest = time.monotonic() + endpoint.timeout_s + FROZEN_S
         try:
             answer = await target.post(headers, content, endpoint.timeout_s)
         except NotDelivered as error:
             # It was not begun, so the only attempt of a job is still to come.
             ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED
             found = Verdict(ending, cause="NotDelivered", message=str(error))
-            await self._failed(target, found.message)
+            await self._unanswered(target, found.message, latest)
         except PerhapsDelivered as error:
             # With a callback it is not known to have failed: the callback, or its absence, will tell.
             found = Verdict(Ending.ACCEPTED if waits else Ending.FAILED, cause="NoAnswer", message=str(error))
-            await self._failed(target, found.message)
+            await self._unanswered(target, found.message, latest)
         else:
             found = verdict(answer, may_accept=waits)
             await self._judge(target, answer, found)
@@ -82,6 +87,11 @@ class Delivery:
             await self._failed(target, found.summary, asks_for_less=found.effect is Effect.PAUSE, after_s=after_s)
         else:
             target.succeeded()
+
+    async def _unanswered(self, target: Target, why: str, latest: float) -> None:
+        """Counts a failure, unless it was ours: it is past `latest`, by time.monotonic()."""
+        if time.monotonic() <= latest:
+            await self._failed(target, why)
 
     async def _failed(
         self, target: Target, why: str, *, asks_for_less: bool = False, after_s: float | None = None

@@ -11,6 +11,7 @@ import pytest
 
 from tests.kits.cli import Shell, clean, shell
 from tests.kits.downstream import Downstream, answer_of, headers_of, message_of, serving
+from tests.kits.verbs import Db
 
 __all__ = ["clean", "shell"]  # fixtures
 URL = "https://billing.example.com/jobs"
@@ -42,7 +43,7 @@ def test_the_life_of_an_endpoint(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["add", "e", "http://127.0.0.1/"], "give the name of a secret, or say unsigned"),
+        (["add", "e", URL], "give the name of a secret, or say unsigned"),
         (["add", "e", "gopher://x/", "--unsigned"], "https:// is needed"),
         (["add", "e", "https://x/#y", "--unsigned"], "fragment"),
         (["add", "e", URL, "--unsigned", "--secret", "s"], "--secret and --unsigned: give one of them"),
@@ -90,7 +91,8 @@ async def test_a_test_message_is_signed_and_its_answer_is_shown(shell: Shell, tm
     assert "set PGWORKD_SECRET_BILLING" in await asyncio.to_thread(shell.refused, *test)
 
 
-def test_a_private_address_is_refused_when_it_is_called(shell: Shell) -> None:
-    shell("endpoints", "add", "e", "http://127.0.0.1:9099/", "--unsigned")
-    said = shell("endpoints", "test", "e", code=1).stdout
-    assert "127.0.0.1, which is not of the public internet" in said
+async def test_a_private_address_is_refused_when_it_is_written_and_when_it_is_called(shell: Shell, db: Db) -> None:
+    said = await asyncio.to_thread(shell.refused, "endpoints", "add", "e", "http://127.0.0.1:9099/", "--unsigned")
+    assert "127.0.0.1 is not of the public internet: give another host, or say allow_private" in said
+    await db.execute("""SELECT pgworkd.set_endpoint('e', '{"url": "http://127.0.0.1:9099/", "unsigned": true}')""")
+    assert "127.0.0.1 is not of the public internet" in await asyncio.to_thread(shell.refused, "endpoints", "test", "e")

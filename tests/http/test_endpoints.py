@@ -58,6 +58,7 @@ async def test_an_endpoint_is_made_used_changed_and_removed(dsn: str, db: Db) ->
         ({"url": "ftp://example.com/", "unsigned": True}, "https:// is needed"),
         ({"url": "https://u:p@example.com/", "unsigned": True}, "user or password"),
         ({"url": "https://example.com:22/", "unsigned": True}, "another service"),
+        ({"url": "http://10.0.0.1/", "unsigned": True}, "not of the public internet"),
         ({"url": URL}, "would not be signed"),
         ({"url": URL, "unsigned": True, "secret_name": "a"}, "give one of them"),
         ({"url": URL, "unsigned": True, "headers": {"Host": "x"}}, "set by pgworkd"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from pgworkd.push_daemon import delivery
 from pgworkd.words import events
 from tests.kits.daemon import cancel, insert, until, waits_for_status
 from tests.kits.downstream import Downstream, Writer, answer_of, headers_of, message_of, serving
@@ -188,6 +190,24 @@ async def test_five_failures_in_a_row_pause_the_endpoint_with_all_its_queues(dsn
         assert await db.fetchval("SELECT pgworkd.enable_endpoint('e')")
         down.answer = answer_of(200)
         await until(waits_for_status(db, waiting, "completed"))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+async def test_a_daemon_that_was_frozen_blames_no_endpoint(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, *, frozen: bool
+) -> None:
+    monkeypatch.setattr(delivery, "FROZEN_S", 0.5)
+
+    async def hang(_: Writer) -> None:
+        if frozen and len(down.requests) == 5:
+            time.sleep(1.5)  # noqa: ASYNC251 - the daemon is in this process
+        await anyio.sleep_forever()
+
+    async with serving(Downstream(act=hang)) as down, pushing(dsn) as (_, seen):
+        await put_endpoint(db, "e", down.url, "q", timeout_s=0.5)
+        for job_id in [await insert(db, "q", max_attempts=1) for _ in range(5)]:
+            await until(waits_for_status(db, job_id, "dead"))
+        assert len(seen.all(events.ENDPOINT_PAUSED)) == (not frozen)
 
 
 async def test_the_largest_payload_is_sent_whole(dsn: str, db: Db) -> None:

@@ -55,9 +55,15 @@ def test_no_other_address_is(address: str) -> None:
 @pytest.mark.parametrize("host", DISGUISED)
 async def test_an_address_in_disguise_is_refused_or_none(host: str) -> None:
     """As the system reads it: either it is judged as what it is, or it is no name at all."""
-    url = check_url(f"http://{host}:8080/x")
+    url = check_url(f"http://{host}:8080/x", allow_private=True)
     with pytest.raises((AddressRefused, httpcore.ConnectError)):
         await GuardedNetwork().connect_tcp(url.hostname or "", url.port or 80, timeout=5)
+
+
+@pytest.mark.parametrize("host", DISGUISED)
+def test_an_address_in_disguise_is_refused_already_when_it_is_written(host: str) -> None:
+    with pytest.raises(UsageError, match="is not of the public internet: give another host, or say allow_private"):
+        check_url(f"http://{host}:8080/x")
 
 
 class Names:
@@ -167,6 +173,13 @@ def test_a_wrong_url_is_refused_with_the_reason(url: str) -> None:
 
 
 def test_urls_that_are_allowed() -> None:
-    for url in ("https://example.com", "http://example.com:8080/a%20b?c=d&e", "https://[2606:4700::1111]:8443/x"):
+    for url in (
+        "https://example.com",
+        "http://example.com:8080/a%20b?c=d&e",
+        "https://[2606:4700::1111]:8443/x",
+        "https://8.8.8.8/",
+        "https://localhost.example.com/",
+        "https://notlocalhost/",
+    ):
         assert check_url(url).geturl() == url
     assert check_url("http://10.0.0.1:25/", allow_private=True).port == 25
