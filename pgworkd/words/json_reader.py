@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from json.decoder import scanstring  # type: ignore[attr-defined] # C, with a fallback in Python
 from typing import Any, NoReturn
 
@@ -142,6 +143,8 @@ class _Reader:
             at, why = error.pos, error.msg
         elif isinstance(error, RecursionError):
             why = "it is nested too deep"
+        elif why.startswith("Exceeds the limit"):
+            why = f"an integer may have {sys.get_int_max_str_digits():,} digits"
         line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
         raise ValueError(f"{why} (line {line}, column {column})") from None
 

@@ -34,6 +34,7 @@ PATH_SHOWN_MAX = 200
 _EXPONENTS_FROM = PRINTED_BYTES_MAX // 64
 """Up to this size, numbers cannot exceed the limit when printed: 1e+308 grows by a factor of 45."""
 _EXPONENT = re.compile(r'"(?:[^"\\]|\\.)*"|[0-9]e[+-]([0-9]{2,3})')
+_HALF = "holds a lone surrogate (half a character)"
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _REMEDIES = {
     **dict.fromkeys(("bytes", "bytearray"), "encode it as text, for example base64"),
@@ -140,6 +141,8 @@ def decode(text: str, what: str = "payload", *, object_only: bool = True) -> Any
         value = from_json(text, cache_strings="keys")
     except ValueError as error:
         reason = f"cannot be read: {error} (integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels)"
+        if "hex escape" in str(error):
+            reason = _HALF
         raise InvalidPayload(what, reason) from None
     if object_only and type(value) is not dict:
         raise InvalidPayload(what, f"is a JSON {_json_type(value)}: an object is needed")
@@ -299,7 +302,7 @@ def _text_fault(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "holds a lone surrogate (half a character)"
+        return _HALF
     return None
 
 

@@ -105,6 +105,19 @@ BAD = {
 }
 
 
+HALF = "holds a lone surrogate (half a character)"
+SAID = {
+    "empty": '"The body is empty: send a JSON object"',
+    **dict.fromkeys(("a list", "a number"), '"A JSON object is needed"'),
+    "NaN": "NaN is no JSON: write null or text (line 1, column 28)",
+    "a lone surrogate in a name": HALF,
+    "a lone surrogate in a payload": HALF,
+    "a payload that is a list": "must be a JSON object",
+    "an unknown member": '{"pointer":"/queeu","detail":"There is no such member"}',
+    "5,000 digits": "an integer may have 4,300 digits (line 1, column 28)",
+}
+
+
 async def test_bad_bodies_are_refused_with_what_to_do_and_create_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with calling(dsn) as call:
         for what, (body, codes) in BAD.items():
@@ -112,6 +125,7 @@ async def test_bad_bodies_are_refused_with_what_to_do_and_create_nothing(dsn: st
             assert answer.status_code in codes, (what, answer.text)
             found = answer.json()
             assert found["detail"], what
+            assert SAID.get(what, "") in answer.text, (what, answer.text)
             assert len(answer.content) < 3000, what
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 

@@ -17,6 +17,13 @@ from pgworkd.http.request.problems import SLASH, Problem
 
 _FRAMEWORKS = HTTPException.__mro__[1]
 """What routes of the framework itself raise: none of that name, no such method."""
+_CLEARER = {
+    "extra_forbidden": "There is no such member",
+    "dict_type": "A JSON object is needed",
+    "model_attributes_type": "A JSON object is needed",
+    "string_unicode": "It holds a lone surrogate (half a character)",
+}
+"""In place of the texts of pydantic that speak of Python."""
 
 
 def answer_to(error: Exception, scope: Any) -> Response | None:
@@ -46,7 +53,9 @@ def _invalid(error: RequestValidationError) -> Problem:
     errors = []
     for each in error.errors()[:100]:
         where, *steps = each["loc"]
-        said = str(each["msg"]).removeprefix("Value error, ")
+        said = _CLEARER.get(each["type"]) or str(each["msg"]).removeprefix("Value error, ")
+        if where == "body" and not steps and each["type"] == "missing":
+            said = "The body is empty: send a JSON object"
         place = "".join("/" + str(step).replace(SLASH, "/").replace("~", "~0").replace("/", "~1") for step in steps)
         errors.append({"pointer": place, "detail": said} if where == "body" else {"in": where + place, "detail": said})
     return Problem("invalid", errors=errors)
