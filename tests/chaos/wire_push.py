@@ -101,7 +101,8 @@ class Disable(Pause):
 
     name = "push: disable_endpoint"
     sql = """SELECT e.disabled_at IS NOT NULL AND q.paused_until = 'infinity'
-        AND (SELECT count(*) FROM pgworkd.audit a WHERE a.after ->> 'endpoint' = $1) = 1
+        AND (SELECT count(*) FROM pgworkd.audit a WHERE a.what = 'endpoint'
+             AND a.after ->> 'endpoint' = $1) = 1
         FROM pgworkd.endpoints e JOIN pgworkd.queues q ON q.endpoint = e.name WHERE e.name = $1"""
 
     async def ask(self) -> bool:
