@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -45,9 +46,18 @@ async def test_a_token_that_stays_good_waits_to_the_end(dsn: str, db: Db, monkey
     for place in ("access", "gateway"):
         monkeypatch.setattr(f"pgworkd.http.request.{place}.CHECKED_S", 0.1)
     async with calling(dsn, workers=True) as call:
-        worker = await registered(call)
+        worker, checks = await registered(call), 0
+        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        authorize = gateway._authorize
+
+        async def counted(request: Any) -> Any:
+            nonlocal checks
+            checks += 1
+            return await authorize(request)
+
+        gateway._authorize = counted
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(worker.claim(wait_s=20))
-            await asyncio.sleep(0.5)  # several checks
+            await until(lambda: checks >= 4)  # the first as it comes
             await insert(db)
             assert len(await waiting) == 1
