@@ -20,7 +20,7 @@ from pgworkd.words.events import Events
 FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
 """An endpoint pauses for that long, each time twice as long until a request succeeds."""
 FAILURES_MAX = 5
-"""So many requests that fail one after the other pause an endpoint."""
+"""This many requests that fail one after the other pause an endpoint."""
 
 
 class Target:

@@ -14,7 +14,7 @@ from pgworkd.words.job import Ending as JobEnding
 from pgworkd.words.job import Outcome, Reason
 
 RELEASED_S_MIN = 1.0
-"""A job that is given back waits so long at least: nothing counts how often that happens."""
+"""A job that is given back waits at least this long: nothing counts how often that happens."""
 
 
 class PushRunner(Runner):

@@ -28,7 +28,7 @@ from pgworkd.words.job import Reason
 CLAIM_MAX = 200
 """Jobs of one claim: while its answers are written, the database makes the next one."""
 IDLE_S = 60.0
-"""A pool for which nobody has waited for so long is closed."""
+"""A pool for which nobody has waited for this long is closed."""
 
 
 Budgets = Sequence[tuple[str, int]]

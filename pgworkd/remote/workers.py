@@ -136,7 +136,7 @@ class RemoteWorkers:
         return worker
 
     async def serve(self, worker: RemoteWorker, slots: dict[str, int]) -> None:
-        """The worker serves these queues from now on, with so many slots each. Raises PgworkdError."""
+        """The worker serves these queues from now on, with this many slots each. Raises PgworkdError."""
         gone = [queue for queue in worker.slots if queue not in slots]
         await self._store.set_slots(worker.id, slots, gone)
         worker.slots = slots

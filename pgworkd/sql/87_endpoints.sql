@@ -129,7 +129,7 @@ LANGUAGE sql VOLATILE AS $$
     GROUP BY n.named
 $$;
 
--- Pauses an endpoint for so many seconds at least, and the queues that are sent to it. Returns the
+-- Pauses an endpoint for at least p_for_s seconds, and the queues that are sent to it. Returns the
 -- end of the pause; NULL: there is no such endpoint, or it is disabled. Locks the endpoint's row,
 -- then the rows of its queues in order of name.
 CREATE OR REPLACE FUNCTION pause_endpoint(p_name text, p_for_s float8, p_why text)

@@ -11,7 +11,7 @@ from pgworkd.errors import PgworkdError
 
 PERIOD_S = 1.0
 SHARE = 20
-"""A list is read for one part in so many of the time at most, however slow the database is."""
+"""A list is read for at most one part in this many of the time, however slow the database is."""
 AGES = frozenset({"oldest_due_s", "sample_age_s", "heartbeat_age_s", "lease_left_s"})
 """Members that differ from second to second: they are no news by themselves."""
 PAUSE_MAX_S = 5.0
