@@ -109,6 +109,7 @@ class Admin:
         return Health(
             [health.QueueHealth(*row) for row in queues],
             [health.UnknownKind(*row) for row in kinds],
+            [health.HeldEndpoint(*row) for row in await fetch(health.ENDPOINTS)],
             [health.BrokenSchedule(*row) for row in await fetch(health.SCHEDULES)],
             [health.StuckDependency(*row) for row in await fetch(health.STUCK_DEPENDENCIES, health.DEAD_MAX)],
             health.PendingEffects(*(await fetch(health.EFFECTS, health.DEAD_MAX))[0]),

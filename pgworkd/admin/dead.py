@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ _MUTE = """SELECT pgworkd.mute_errors($1::bigint, u.at, NULL)
     WHERE u.at > pgworkd.clock()"""
 _UNMUTE = "SELECT pgworkd.mute_errors($1::bigint, NULL, NULL)"
 _GROUP_MAX = 2**63 - 1
+_DIGITS = re.compile(r"\d+")
 
 
 class DeadGroup(NamedTuple):
@@ -82,8 +84,16 @@ async def dead_groups(
     """
     at = None if new_since is None else new_since.astimezone(UTC).isoformat()
     rows = await fetch(_GROUPS, since_s, at, NEW_FOR_S, queue, limit)
-    found = [read(DeadGroup, row[:-2]) for row in rows]
+    found = [_legible(read(DeadGroup, row[:-2])) for row in rows]
     return DeadGroups(found, rows[0][-2] if rows else 0, int(rows[0][-1]) if rows else 0)
+
+
+def _legible(group: DeadGroup) -> DeadGroup:
+    """With the number that is part of the error's type, as in HTTP 422."""
+    pattern = _DIGITS.sub("<n>", group.error_type)
+    if pattern == group.error_type or not group.error.startswith(pattern):
+        return group
+    return group._replace(error=group.error_type + group.error[len(pattern) :])
 
 
 class DeadOperations:

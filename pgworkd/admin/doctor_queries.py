@@ -32,6 +32,19 @@ class QueueHealth(NamedTuple):
     running: int
     paused: bool
     limited: bool
+    endpoint: str | None
+    """Where its jobs are sent by HTTP."""
+
+
+class HeldEndpoint(NamedTuple):
+    """An endpoint that is paused or disabled, and the queues that wait for it."""
+
+    endpoint: str
+    why: str
+    disabled: bool
+    paused_s: float
+    """Seconds until the pause ends."""
+    queues: Sequence[str]
 
 
 class UnknownKind(NamedTuple):
@@ -83,7 +96,7 @@ QUEUES = """WITH RECURSIVE leap (queue) AS (
 HEALTH = """SELECT q.queue, extract(epoch FROM pgworkd.clock() - least(plain.at, keyed.at, suspect.at))::float8,
         coalesce(extract(epoch FROM pgworkd.clock() - plain.at), 0)::float8,
         fleet.workers, fleet.slots, fleet.running,
-        coalesce(s.paused_until > pgworkd.clock(), false), coalesce(s.limited, false)
+        coalesce(s.paused_until > pgworkd.clock(), false), coalesce(s.limited, false), s.endpoint::text
     FROM unnest($1::text[]) q (queue) LEFT JOIN pgworkd.queues s ON s.name = q.queue
     CROSS JOIN LATERAL (
         WITH RECURSIVE walk AS (
@@ -139,6 +152,13 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
         WHERE CASE WHEN reported.knows THEN coalesce(j.kind, j.queue)::text <> ALL (reported.kinds)
                    ELSE j.error LIKE 'no handler for kind %' END) r
     GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
+ENDPOINTS = """SELECT e.name::text,
+        coalesce(CASE WHEN e.disabled_at IS NULL THEN e.paused_why ELSE e.disabled_why END, ''),
+        e.disabled_at IS NOT NULL, coalesce(extract(epoch FROM e.paused_until - pgworkd.clock()), 0)::float8, q.names
+    FROM pgworkd.endpoints e CROSS JOIN LATERAL (
+        SELECT array_agg(q.name::text ORDER BY q.name) AS names FROM pgworkd.queues q WHERE q.endpoint = e.name) q
+    WHERE (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock()) AND q.names IS NOT NULL
+    ORDER BY e.disabled_at IS NULL, e.name LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""
 STUCK_DEPENDENCIES = """WITH waits AS MATERIALIZED (
@@ -164,6 +184,7 @@ class Health(NamedTuple):
 
     queues: Sequence[QueueHealth]
     unknown_kinds: Sequence[UnknownKind]
+    endpoints: Sequence[HeldEndpoint]
     schedules: Sequence[BrokenSchedule]
     stuck: Sequence[StuckDependency]
     effects: PendingEffects

@@ -114,7 +114,7 @@ class Job(NamedTuple):
     limit_key: str | None
     batch_id: UUID | None
     waits: str | None
-    """What a blocked job waits for."""
+    """What a blocked job waits for, or one that is sent to an endpoint."""
     progress: float | None
     """0 to 1, as reported by a running handler."""
     doing: str | None
@@ -262,7 +262,19 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
         j.attempts, j.failures, j.max_attempts, j.worker_id,
         (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,
         extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.limit_key, j.batch_id,
-        (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id), p.done::float8, nullif(p.message, ''), j.error,
+        CASE j.status::text WHEN 'blocked' THEN (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id)
+        WHEN 'running' THEN (
+            SELECT 'waits for a callback until '
+                || to_char(r.lease_until::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+            FROM pgworkd.jobs r JOIN pgworkd.workers w ON w.id = r.worker_id
+            WHERE r.id = j.id AND w.kind = 'standing' AND w.name = 'push')
+        WHEN 'completed' THEN NULL ELSE (
+            SELECT format('waits for the endpoint "%s", which is %s', e.name, CASE WHEN e.disabled_at IS NULL
+                THEN 'paused: ' || e.paused_why ELSE 'disabled: ' || e.disabled_why END)
+            FROM pgworkd.queues q JOIN pgworkd.endpoints e ON e.name = q.endpoint
+            WHERE q.name = j.queue AND j.status IN ('pending', 'failed')
+              AND (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock())) END,
+        p.done::float8, nullif(p.message, ''), j.error,
         j.payload::text, j.result::text, j.meta::text, j.errors::text
     FROM pgworkd.all_jobs j LEFT JOIN pgworkd.job_progress p ON p.id = j.id WHERE j.id = $1"""
 # Progress is in an unlogged table, which a standby does not have.

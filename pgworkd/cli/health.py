@@ -27,6 +27,7 @@ def judged(health: Health) -> list[Finding]:
     overdue = [queue for queue in health.queues if queue.overdue_s > OVERDUE_S and not queue.paused]
     return [
         *_or_ok("queues", [*_unserved(overdue), *_idle(overdue)], "no due job lacks a worker"),
+        *_or_ok("endpoints", _endpoints(health), "none with queues is paused or disabled"),
         *_or_ok("kinds", _kinds(health), "every kind found has a handler"),
         *_or_ok("schedules", _schedules(health), "no schedule is in error"),
         *_or_ok("dependencies", _stuck(health), "no job depends on a dead one"),
@@ -39,11 +40,19 @@ def _or_ok(subject: str, findings: Sequence[Finding], well: str) -> Sequence[Fin
 
 
 def _unserved(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
-    names = [repr(queue.queue) for queue in overdue if not queue.workers]
-    if names:
-        more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-        listed = ", ".join(names[:NAMED_MAX]) + more
-        yield Finding("bad", "queues", f"due jobs, but no worker: {listed}", "start one: pgworkd run --queue NAME")
+    unserved = [queue for queue in overdue if not queue.workers]
+    if names := [queue.queue for queue in unserved if queue.endpoint is None]:
+        said = f"due jobs, but no worker: {_listed(names)}"
+        yield Finding("bad", "queues", said, "start one: pgworkd run --queue NAME")
+    if names := [queue.queue for queue in unserved if queue.endpoint is not None]:
+        said = f"due jobs with an endpoint, but nobody sends them: {_listed(names)}"
+        remedy = "start pgworkd push; if one runs, its log says why it does not (endpoint.refused)"
+        yield Finding("bad", "queues", said, remedy)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(map(repr, names[:NAMED_MAX])) + more
 
 
 def _idle(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
@@ -57,6 +66,21 @@ def _idle(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
                 f"{counted(queue.slots - queue.running, 'idle slot')} in {counted(queue.workers, 'worker')}",
                 "see their logs (database.unavailable? lease.fenced?) and restart them",
             )
+
+
+def _endpoints(health: Health) -> list[Finding]:
+    late = {queue.queue for queue in health.queues if queue.overdue_s > OVERDUE_S}
+    return [
+        Finding(
+            "bad" if held.disabled and late.intersection(held.queues) else "warn",
+            "endpoints",
+            f"{held.endpoint!r} is {'disabled' if held.disabled else f'paused for {held.paused_s:.0f} s'} "
+            f"({' '.join(held.why.split())[:200]}), and so are its queues: {_listed(held.queues)}",
+            f"pgworkd endpoints enable {held.endpoint}"
+            + (", or give its queues another" if held.disabled else " ends the pause, which ends by itself"),
+        )
+        for held in health.endpoints
+    ]
 
 
 def _kinds(health: Health) -> list[Finding]:

@@ -145,7 +145,7 @@ def is_trouble(status: int) -> bool:
 def described(answer: Answer) -> tuple[str, str]:
     """The status, and the beginning of what was said with it, each in one line."""
     said = " ".join(clean_text(answer.content.decode(errors="replace"), SNIPPET_BYTES).split())
-    if 300 <= answer.status < 400:
+    if 300 <= answer.status < 400 and "location" in answer.headers:
         said = f"redirects to {clean_text(answer.headers.get('location', '')[:200], 200)!r}, which is not followed"
     return f"HTTP {answer.status}", said
 

@@ -19,6 +19,8 @@ from pgworkd.words.events import Events
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
 """An endpoint pauses for that long, each time twice as long until a request succeeds."""
+BURST_S = 1.0
+"""Answers of a burst ask each for a later instant; a pause is not made longer by less than this."""
 FAILURES_MAX = 5
 """This many requests that fail one after the other pause an endpoint."""
 
@@ -64,7 +66,7 @@ class Target:
     def failed(self, *, asks_for_less: bool, retry_after_s: float | None) -> float | None:
         """It has not; how long to pause it, in seconds, None: not at all, or no longer than it pauses already."""
         now = time.monotonic()
-        if now < self._paused_until and (retry_after_s or 0.0) <= self._paused_until - now:
+        if now < self._paused_until and (retry_after_s or 0.0) <= self._paused_until - now + BURST_S:
             return None  # it was sent before the pause, as perhaps a hundred others
         self._failures += 1
         if not asks_for_less and self._failures % FAILURES_MAX:

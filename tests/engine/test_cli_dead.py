@@ -48,6 +48,17 @@ def test_dead_jobs_are_listed_by_group_new_ones_first(shell: Shell) -> None:
     assert listed(shell, "--since", "1s") == []
 
 
+def test_a_number_that_is_part_of_the_type_is_shown(shell: Shell) -> None:
+    for status in (400, 422):
+        error = f"HTTP {status}: no such user 7"
+        entry = json.dumps([{"type": f"HTTP {status}", "message": "no such user 7"}])
+        shell.die("q", kind="k", error=error, errors=entry)
+    assert sorted(str(row["error"]) for row in listed(shell)) == [
+        "HTTP 400: no such user <n>",
+        "HTTP 422: no such user <n>",
+    ]
+
+
 def test_dead_of_one_queue(shell: Shell) -> None:
     died(shell, "it broke")
     died(shell, "it broke", queue="bills")

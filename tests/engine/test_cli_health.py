@@ -47,6 +47,35 @@ def test_doctor_finds_a_due_queue_without_a_live_worker(shell: Shell, columns: s
     assert found(shell, code=0) == {}
 
 
+def test_doctor_tells_of_endpoints_to_which_nothing_is_sent(shell: Shell) -> None:
+    for name in ("a", "b", "c"):
+        shell("endpoints", "add", name, "https://example.com/", "--unsigned", "--queue", f"q{name}")
+        shell.sql(f"INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('q{name}', {OLD})")  # noqa: S608
+    shell.sql("SELECT pgworkd.disable_endpoint('a', 'HTTP 410')")
+    shell.sql("SELECT pgworkd.pause_endpoint('b', 300, 'HTTP 503')")
+    shell("endpoints", "add", "unused", "https://example.com/", "--unsigned")
+    shell("endpoints", "disable", "unused")
+    problems = found(shell)
+    assert problems["queues"] == (
+        "due jobs with an endpoint, but nobody sends them: 'qc'",
+        "start pgworkd push; if one runs, its log says why it does not (endpoint.refused)",
+    )
+    assert problems["endpoints"] == (
+        "'a' is disabled (HTTP 410), and so are its queues: 'qa'",
+        "pgworkd endpoints enable a, or give its queues another",
+    )
+    lines = json.loads(shell("doctor", "--json", code=1).stdout)
+    (paused,) = [each for each in lines if each["subject"] == "endpoints" and each["level"] == "warn"]
+    assert "(HTTP 503), and so are its queues: 'qb'" in paused["finding"]
+    jobs = {each["queue"]: each["id"] for each in json.loads(shell("jobs", "--json").stdout)}
+    waits = {queue: json.loads(shell("job", jobs[queue], "--json").stdout)["waits"] for queue in ("qa", "qb", "qc")}
+    assert waits == {
+        "qa": 'waits for the endpoint "a", which is disabled: HTTP 410',
+        "qb": 'waits for the endpoint "b", which is paused: HTTP 503',
+        "qc": None,
+    }
+
+
 def test_doctor_finds_due_jobs_beside_idle_slots(shell: Shell) -> None:
     worker = serve(shell, "q")
     shell.sql("INSERT INTO pgworkd.jobs (queue, run_at, priority) VALUES ('q', now(), 9)")

@@ -69,6 +69,7 @@ NEEDS = {
     "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
     "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}", "GET /v1/endpoints"}
+    | {"GET /v1/endpoints/{name}"}
     | {"PUT /v1/endpoints/{name}", "DELETE /v1/endpoints/{name}"},
     "work": {"POST /v1/workers", "POST /v1/claims", "POST /v1/workers/{worker_id}/beat"}
     | {"PUT /v1/workers/{worker_id}/queues", "DELETE /v1/workers/{worker_id}", "POST /v1/settlements"}

@@ -32,6 +32,7 @@ async def test_an_endpoint_is_made_used_changed_and_removed(dsn: str, db: Db) ->
             "paused_until": None,
             "queues": [],
         }
+        assert await call.ok("GET", "/v1/endpoints/billing") == made
         queue = await call.ok("PATCH", "/v1/queues/invoices", {"endpoint": "billing"})
         assert queue["settings"]["endpoint"] == {"value": "billing", "from": "row"}
         changed = await call.ok("PUT", "/v1/endpoints/billing", {"url": URL, "unsigned": True})
@@ -74,7 +75,7 @@ async def test_a_bad_endpoint_is_refused_with_the_remedy(dsn: str, body: dict[st
 
 async def test_an_unknown_one_is_not_found(dsn: str) -> None:
     async with calling(dsn) as call:
-        for method, path in [("POST", "/disable"), ("POST", "/enable"), ("DELETE", "")]:
+        for method, path in [("GET", ""), ("POST", "/disable"), ("POST", "/enable"), ("DELETE", "")]:
             assert (await call.problem(method, f"/v1/endpoints/none{path}"))[:2] == (404, "not-found")
         status, _, found = await call.problem("PATCH", "/v1/queues/q", {"endpoint": "none"})
         assert (status, "there is no such endpoint" in found["detail"]) == (422, True)

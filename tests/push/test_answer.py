@@ -71,7 +71,7 @@ UNSTORABLE = {
     b"{": "cannot be read",
     b'{"a": NaN}': "result",
     b'"\\u0000"': "NUL",
-    b'"\\ud800"': "cannot be read",
+    b'"\\ud800"': "holds a lone surrogate",
     b"1e400": "inf",
     b"9" * 4301: "cannot be read",
     b"[" * 65 + b"]" * 65: "64 levels",

@@ -235,6 +235,14 @@ async def test_a_burst_of_failures_makes_one_pause_and_the_next_is_longer(dsn: s
             await db.execute("SELECT pgworkd.enable_endpoint('e')")
 
 
+async def test_answers_of_one_burst_that_ask_for_patience_make_one_pause(dsn: str, db: Db) -> None:
+    async with serving(Downstream(answer_of(429, retry_after="30"))) as down, pushing(dsn) as (_, seen):
+        await put_endpoint(db, "e", down.url, "q")
+        await db.execute("INSERT INTO pgworkd.jobs (queue, max_attempts) SELECT 'q', 1 FROM generate_series(1, 10)")
+        await until(lambda: db.fetchval("SELECT count(*) = 10 FROM pgworkd.jobs WHERE status = 'dead'"))
+    assert [each["for_s"] for each in seen.all(events.ENDPOINT_PAUSED)] == [30.0]
+
+
 async def test_an_endpoint_that_is_gone_is_enabled_by_an_operator(dsn: str, db: Db) -> None:
     async with serving(Downstream(answer_of(410))) as down, pushing(dsn) as (_, seen):
         await put_endpoint(db, "e", down.url, "q", "quiet")

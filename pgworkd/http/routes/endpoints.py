@@ -31,6 +31,14 @@ async def list_endpoints(request: Request) -> Response:
     return Json({"endpoints": [_shown(row) for row in rows]})
 
 
+@router.get("/endpoints/{name}", response_model=EndpointOut, responses=documented("not-found"))
+async def get_endpoint(request: Request, name: PathName) -> Response:
+    """One endpoint, with its URL and headers."""
+    need(request, "admin")
+    async with gateway_of(request).admin() as admin:
+        return Json(_shown(await _known(admin, name)))
+
+
 @router.put("/endpoints/{name}", response_model=EndpointOut, responses=documented(*BODY))
 async def put_endpoint(request: Request, name: PathName, body: EndpointIn) -> Response:
     """Make an endpoint, or change all that is said of it; how it fares stays."""
