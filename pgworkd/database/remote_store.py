@@ -36,7 +36,9 @@ _NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
         AS u (id, attempt, worker, found) WHERE u.found <> u.attempt"""
 _ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text
     FROM pgworkd.jobs j WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
-_SLOTS = "SELECT worker_id, queue::text, concurrency FROM pgworkd.pools WHERE worker_id = ANY ($1) ORDER BY queue"
+_WORK = """SELECT p.worker_id, NULL, p.concurrency, p.queue::text FROM pgworkd.pools p WHERE p.worker_id = ANY ($1)
+    UNION ALL SELECT j.worker_id, j.id, j.attempts, j.queue::text FROM pgworkd.jobs j
+    WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
@@ -81,6 +83,9 @@ class RemoteWorker(NamedTuple):
     lease_s: float
     requested: str | None
     slots: dict[str, int]
+
+
+_Running = tuple[int, UUID, int, str]
 
 
 class News(NamedTuple):
@@ -173,16 +178,19 @@ class RemoteStore:
         cancels = [(row[0], row[1], row[2]) for row in rows if row[3]]
         return News(cancels, [(row[0], row[1], row[2]) for row in rows if not row[3]])
 
-    async def attempts_of(self, workers: Sequence[int]) -> list[tuple[int, UUID, int, str]]:
+    async def attempts_of(self, workers: Sequence[int]) -> list[_Running]:
         """(worker, id, attempt, queue) of what these workers run, by the database."""
         return [(row[0], row[1], row[2], row[3]) for row in await self._beats.fetch(_ATTEMPTS, workers)]
 
-    async def slots_of(self, workers: Sequence[int]) -> dict[int, dict[str, int]]:
-        """By worker, how many jobs of each queue it may run at once; one without any is missing."""
-        found: dict[int, dict[str, int]] = {}
-        for worker_id, queue, slots in await self._beats.fetch(_SLOTS, workers):
-            found.setdefault(worker_id, {})[queue] = slots
-        return found
+    async def work_of(self, workers: Sequence[int]) -> tuple[dict[int, dict[str, int]], list[_Running]]:
+        """By worker, how many jobs of each queue it may run at once; and what they run, as of `attempts_of`."""
+        slots, running = dict[int, dict[str, int]](), list[_Running]()
+        for worker_id, job_id, number, queue in await self._beats.fetch(_WORK, workers):
+            if job_id is None:
+                slots.setdefault(worker_id, {})[queue] = number
+            else:
+                running.append((worker_id, job_id, number, queue))
+        return slots, running
 
     async def report_progress(self, held: Sequence[Held], done: Sequence[float], messages: Sequence[str]) -> None:
         """Stores the progress (0 to 1) of attempts that still run."""

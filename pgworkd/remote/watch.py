@@ -88,8 +88,7 @@ class Watch:
                 continue
             began, slots_before = anyio.current_time(), {worker.id: worker.slots for worker in known}
             try:
-                slots = await self._store.slots_of([worker.id for worker in known])
-                rows = await self._store.attempts_of([worker.id for worker in known])
+                slots, rows = await self._store.work_of([worker.id for worker in known])
             except PgworkdError as error:
                 await anyio.sleep(self._outage.failed(error))
                 continue

@@ -169,6 +169,10 @@ async def test_what_workers_run_is_counted_by_queue(store: RemoteStore, db: Db) 
     await _claimed(store, Waiter(a, 2), Waiter(b, 1))
     found = await store.attempts_of([a, b])
     assert sorted(found) == sorted((w, i, 1, "q") for w, i in zip((a, a, b), ids, strict=True))
+    for worker, slots in ((a, {"q": 2, "other": 1}), (b, {"q": 7})):
+        await store.set_slots(worker, slots)
+    slots_of, running = await store.work_of([a, b])
+    assert (slots_of, sorted(running)) == ({a: {"q": 2, "other": 1}, b: {"q": 7}}, sorted(found))
 
 
 async def test_a_failure_without_a_delay_has_that_of_the_queue(store: RemoteStore, db: Db) -> None:

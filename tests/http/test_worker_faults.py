@@ -47,7 +47,7 @@ async def test_what_a_claim_finds_for_somebody_who_has_gone_is_given_back(dsn: s
 async def test_what_is_missing_in_one_list_stays(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pgworkd.remote.watch.PERIOD_S", 0.1)
     monkeypatch.setattr("pgworkd.remote.watch.MARGIN_S", 0.0)
-    looks, look = 0, RemoteStore.attempts_of
+    looks, look = 0, RemoteStore.work_of
 
     async def counted(self: RemoteStore, *arguments: Any) -> Any:
         nonlocal looks
@@ -55,7 +55,7 @@ async def test_what_is_missing_in_one_list_stays(dsn: str, db: Db, monkeypatch: 
         looks += 1
         return found
 
-    monkeypatch.setattr(RemoteStore, "attempts_of", counted)
+    monkeypatch.setattr(RemoteStore, "work_of", counted)
     await insert(db, 2)
     async with calling(dsn, workers=True) as call:
         worker = await registered(call)
@@ -189,14 +189,14 @@ async def test_a_clock_of_the_database_that_jumps_gives_nothing_back(
     (job_id,) = await insert(db)
     async with calling(dsn, workers=True) as call:
         store, looks = call.client._transport.app.gateway.remote.remote, 0  # type: ignore[attr-defined]
-        look = store.attempts_of
+        look = store.work_of
 
         async def counted(workers: Sequence[int]) -> Any:
             nonlocal looks
             looks += 1
             return await look(workers)
 
-        monkeypatch.setattr(store, "attempts_of", counted)
+        monkeypatch.setattr(store, "work_of", counted)
         worker = await registered(call)
         await worker.beat()
         await worker.beat()
