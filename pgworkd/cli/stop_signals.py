@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-_STOPS = (signal.SIGTERM, signal.SIGINT)
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+"""In this order: who sees that SIGTERM is caught may send either."""
 _state = {"asked": False, "raises": True}
 
 
