@@ -19,6 +19,7 @@ import pytest
 
 from pgworkd.database import array_types, schema
 from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.words import redaction
 from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_collection_finish,
     pytest_collection_modifyitems,
@@ -51,6 +52,12 @@ def levels_of_logging() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def hidden_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test hides in this process ("secret", a password) must be readable in the texts of the next one."""
+    monkeypatch.setattr(redaction, "_secrets", redaction._secrets)
 
 
 @pytest.fixture(scope="session")

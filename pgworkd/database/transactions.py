@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -42,9 +43,15 @@ class _AgedConnection(asyncpg.Connection):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.made_at_s = time.monotonic()
+        self._is_as_new = False
+
+    def leave_as_new(self) -> None:
+        """What was done on it since the last release has left no trace in its session."""
+        self._is_as_new = True
 
     def get_reset_query(self) -> str:
-        return session.reset_query(self, super().get_reset_query())
+        is_as_new, self._is_as_new = self._is_as_new, False
+        return "" if is_as_new else session.reset_query(self, super().get_reset_query())
 
 
 class TransactionPool:
@@ -105,6 +112,18 @@ class TransactionPool:
                 yield connection
             finally:
                 await self._release(connection)
+
+    async def look_up(
+        self,
+        use: Callable[[Any], Awaitable[Any]],
+        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> Any:
+        """What one quick read returns, which may be done twice, and leaves the session as it was. Waits as `begin`."""
+        async with self._turn(waiting):
+            connection, found = await self._answering(use)
+            connection.leave_as_new()
+            await self._release(connection)
+            return found
 
     @contextlib.asynccontextmanager
     async def _turn(self, waiting: Callable[[], contextlib.AbstractContextManager[None]]) -> AsyncIterator[None]:
@@ -259,6 +278,10 @@ class RequestPool:
         async with self._pool.lend(lambda connection: connection.execute(_ACTOR, by), self._waiting) as connection:
             yield _Lent(self._options, connection)
 
+    def lookups(self) -> Connection:
+        """For quick reads, each a transaction of its own on whichever connection is free, and nothing beside it."""
+        return _Lookups(self._options, partial(self._pool.look_up, waiting=self._waiting))
+
     async def close(self) -> None:
         """Closes all connections forcibly."""
         await self._pool.close()
@@ -288,3 +311,14 @@ class _Lent(Connection):
         connection, self._connection = self._connection, None
         if connection is not None:
             _terminate(connection)
+
+
+class _Lookups(Connection):
+    """Quick reads on connections of a pool."""
+
+    def __init__(self, options: ConnectionOptions, look_up: Callable[[Callable[[Any], Any]], Awaitable[Any]]) -> None:
+        super().__init__(options, "")
+        self._look_up = look_up
+
+    async def _call(self, use: Callable[[Any], Any], deadline_s: float | None = None) -> Any:
+        return await self._look_up(use)

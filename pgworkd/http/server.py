@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pgworkd.http.request.bounds import HEADER_BYTES_MAX
+from pgworkd.http.request.caller import HAS_ARRIVED, IS_CLOSING
 
 HEAD_S = 15.0
 """Within this time the head of a request must have arrived, in seconds, from its connection or the answer before it."""
@@ -30,6 +31,10 @@ class Protocol(HttpToolsProtocol):
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
 
+    @property
+    def _notes(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.scope)
+
     def connection_made(self, transport: Any) -> None:
         """asyncio's hook: the first request is due."""
         super().connection_made(transport)
@@ -42,15 +47,21 @@ class Protocol(HttpToolsProtocol):
             if self._head_bytes > 2 * HEADER_BYTES_MAX + 65_536:  # the body may begin in the same piece
                 self.transport.close()
                 return
-            if self._deadline is None:
-                self._expect(HEAD_S)
         super().data_received(data)
+        if self._head_bytes and self._deadline is None:  # the rest of the head is due
+            self._expect(HEAD_S)
 
     def on_headers_complete(self) -> None:
         """httptools' hook: the head is complete."""
         self._head_bytes = 0
         self._expect(None)
+        self._notes[IS_CLOSING] = self.transport.is_closing
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """httptools' hook: the body is complete."""
+        self._notes[HAS_ARRIVED] = True
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's hook: it is over."""

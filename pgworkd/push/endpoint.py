@@ -52,7 +52,9 @@ class Endpoint:
                 raise UsageError(f"{name} is {getattr(self, name)!r}: give {low:g} to {high:,.0f} seconds")
         check_headers(self.headers)
         if self.secret_name is None and not self.unsigned:
-            raise UsageError("the requests would not be signed: give the name of a secret, or say unsigned")
+            raise UsageError(
+                "the requests would not be signed: give the name of a secret, or say unsigned (--unsigned)"
+            )
         if self.secret_name is not None:
             if self.unsigned:
                 raise UsageError("the endpoint has a secret, and is to be unsigned: give one of them")

@@ -66,7 +66,8 @@ def check_url(url: str, *, allow_private: bool = False) -> SplitResult:
         raise UsageError(f"port {port} is of another service: 80, 443 and those from {PRIVILEGED_BELOW} are allowed")
     if not allow_private and _is_private(parts.hostname):
         raise UsageError(
-            f"{parts.hostname[:100]} is not of the public internet: give another host, or say allow_private"
+            f"{parts.hostname[:100]} is not of the public internet: give another host, or say allow_private "
+            "(--allow-private)"
         )
     return parts
 

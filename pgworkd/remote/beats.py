@@ -65,6 +65,8 @@ class Beats:
     def __init__(self, store: RemoteStore, workers: RemoteWorkers, events_: Events) -> None:
         self._store, self._workers = store, workers
         self._waiting: list[_Beat] = []
+        self._noted: set[int] = set()
+        """The workers of those."""
         self._asked: set[int] = set()  # workers that the database has news for
         self._wanted = anyio.Event()
         self._asked_for = anyio.Event()
@@ -83,7 +85,7 @@ class Beats:
 
     def note(self, worker: RemoteWorker) -> None:
         """Renews the lease soon: the worker has called."""
-        if not any(beat.worker is worker for beat in self._waiting):
+        if worker.id not in self._noted:
             self._put(worker, Report())
 
     def look(self, worker_id: int) -> None:
@@ -95,6 +97,7 @@ class Beats:
     def _put(self, worker: RemoteWorker, report: Report) -> _Beat:
         beat = _Beat(worker, report)
         self._waiting.append(beat)
+        self._noted.add(worker.id)
         self._wanted.set()
         return beat
 
@@ -119,6 +122,7 @@ class Beats:
                     batch.setdefault(beat.worker.id, []).append(beat)
                 else:
                     self._waiting.append(beat)
+            self._noted = {beat.worker.id for beat in self._waiting}
             began = anyio.current_time()
             try:
                 await self._send(batch)
@@ -169,6 +173,7 @@ class Beats:
             beat.tries += 1
             if beat.tries < LOCKED_MAX:
                 self._waiting.append(beat)
+                self._noted.add(beat.worker.id)
             else:
                 beat.fail(DatabaseBusy("the worker's row is locked by another transaction", sqlstate="55P03"))
 

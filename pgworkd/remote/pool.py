@@ -161,7 +161,8 @@ class RemotePool(ClaimLoop):
     def remove(self, waiter: Waiter) -> None:
         """It waits no longer."""
         self._waiting.pop(waiter, None)
-        self.left_at = anyio.current_time()
+        if not self._waiting:
+            self.left_at = anyio.current_time()
 
     def _next(self) -> list[tuple[Waiter, int]]:
         """For whom to claim now, and how many for each: one request of each worker, all with the same budgets."""
@@ -247,8 +248,9 @@ class RemotePool(ClaimLoop):
         if waiter.is_gone:
             self._release([each.held for each in given])
         elif given:
+            now = anyio.current_time()
             for attempt, _ in given:
-                attempt.started = anyio.current_time()
+                attempt.started = now
                 waiter.worker.unanswered.add(attempt.claimed.id)
                 if waiter.lease_s is None:
                     waiter.worker.held[attempt.claimed.id] = attempt

@@ -6,6 +6,7 @@ infinity, more than DEPTH_MAX levels.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -20,6 +21,7 @@ RAW = frozenset({"payload", "meta", "result"})
 """Members whose values are passed on as text."""
 RAW_EACH = frozenset({"payloads"})
 """Members whose values are lists of such."""
+_RAW_NAMES = [f'"{name}"' for name in RAW | RAW_EACH]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 _NAME = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
@@ -28,7 +30,20 @@ _NAME = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
 
 def read(text: str) -> Any:
     """The value of a text; members of RAW, unless null, as JsonText. ValueError says what is wrong, and where."""
+    if "\\" not in text and not any(name in text for name in _RAW_NAMES):  # nothing is passed on: C does it in one go
+        with contextlib.suppress(ValueError, RecursionError):  # of which the reader tells the place
+            value = _DECODER.decode(text)
+            if _fits(value, DEPTH_MAX):
+                return value
     return _Reader(text).whole()
+
+
+def _fits(value: Any, depth: int) -> bool:
+    """Whether it has no more than this many levels."""
+    if not value or not isinstance(value, dict | list):
+        return True
+    members = value.values() if isinstance(value, dict) else value
+    return depth > 1 and all(_fits(each, depth - 1) for each in members)
 
 
 class _Reader:

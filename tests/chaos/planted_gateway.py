@@ -6,6 +6,7 @@ from tests.chaos.bug import python
 
 _WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_options.py"
 _FAULTS = "tests/http/test_worker_faults.py"
+_CALLER = "tests/http/test_caller.py"
 _DAEMON = "tests/http/test_remote_daemon.py"
 _STORIES = "tests/http/test_remote_stories.py"
 
@@ -170,6 +171,30 @@ BUGS = (
         "        if connection is not None:\n            _terminate(connection)\n",
         "        if connection is not None:\n            connection.terminate()\n",
         tests="tests/chaos/test_wire.py::test_an_operation_survives_a_cut_before_any_message[CreateJob]",
+    ),
+    python(
+        "a session is never reset after a look-up",
+        "database/transactions",
+        "        is_as_new, self._is_as_new = self._is_as_new, False\n",
+        "        is_as_new = self._is_as_new\n",
+        tests="tests/http/test_lookups.py",
+    ),
+    python(
+        "a claim is answered to who has just hung up",
+        "http/request/caller",
+        "bool(is_closing())",
+        "False",
+        tests=_CALLER,
+    ),
+    python(
+        "a body without its end is waited for for ever",
+        "http/server",
+        "    def on_message_complete(self) -> None:",
+        "    def on_body(self, body: bytes) -> None:\n"
+        "        self._notes[HAS_ARRIVED] = True\n"
+        "        super().on_body(body)\n\n"
+        "    def on_message_complete(self) -> None:",
+        tests=_CALLER,
     ),
     python(
         "a stop of a remote daemon waits for its claims",

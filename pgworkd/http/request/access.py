@@ -12,8 +12,7 @@ from typing import NamedTuple
 import anyio
 from fastapi import Request
 
-from pgworkd.admin.admin import Admin
-from pgworkd.admin.tokens import Known
+from pgworkd.admin.tokens import Known, TokenOperations
 from pgworkd.database.transactions import RequestPool
 from pgworkd.http.request.problems import Problem
 from pgworkd.words.access import SCOPES, Access, TokenText
@@ -66,8 +65,11 @@ class Tokens:
     """`Authorize` by the tokens of the database."""
 
     def __init__(self, database: RequestPool) -> None:
-        self._database = database
+        self._tokens = TokenOperations(database.lookups())
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
+        self._right: OrderedDict[str, _Checked] = OrderedDict()
+        """By header: those that were right, so that each is read and hashed once in CHECKED_S. How long this takes says
+        nothing of a secret: texts are compared only if their hashes, with a key of this process, are equal."""
         self._asked: dict[str, anyio.Event] = {}  # tokens that are being looked up: once for all who wait
         self._failures = Rate(FAILURES_PER_S, FAILURES_MAX, ADDRESSES_MAX)
 
@@ -76,34 +78,41 @@ class Tokens:
 
         A token that was right a moment ago is not affected by the failures of others: they may be behind one proxy.
         """
-        scheme, _, value = request.headers.get("authorization", "").partition(" ")
+        header = request.headers.get("authorization", "")
+        right = self._right.get(header)
+        if right is not None and right.known is not None and right.until > time.monotonic():
+            return right.known.access
+        scheme, _, value = header.partition(" ")
         if not scheme:
             raise Problem("unauthenticated", headers=_CHALLENGE)
         token = TokenText.parse(value.strip()) if scheme.lower() == "bearer" else None
         address = request.client.host if request.client is not None else ""
-        if (token is None or not self._is_remembered(token)) and (wait_s := self._failures.wait_s(address)) > 0:
+        sha256 = _NOBODY if token is None else token.sha256
+        if not self._is_remembered(token, sha256) and (wait_s := self._failures.wait_s(address)) > 0:
             said = "too many requests with a wrong token came from this address"
             raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
-        known = None if token is None else await self._known(token.id)
-        is_right = hmac.compare_digest(
-            _NOBODY if token is None else token.sha256, _NOBODY if known is None else known.sha256
-        )
+        checked = _Checked(None, 0.0) if token is None else await self._known(token.id)
+        known = checked.known
+        is_right = hmac.compare_digest(sha256, _NOBODY if known is None else known.sha256)
         if token is None or known is None or not is_right:
             self._failures.count(address)
             said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
             raise Problem("unauthenticated", said, headers=_CHALLENGE)
+        self._right[header] = checked
+        while len(self._right) > TOKENS_MAX:
+            self._right.popitem(last=False)
         return known.access
 
-    def _is_remembered(self, token: TokenText) -> bool:
+    def _is_remembered(self, token: TokenText | None, sha256: bytes) -> bool:
         """Whether this very token was right when it was looked up last."""
-        checked = self._checked.get(token.id)
+        checked = None if token is None else self._checked.get(token.id)
         known = None if checked is None else checked.known
-        return known is not None and hmac.compare_digest(token.sha256, known.sha256)
+        return known is not None and hmac.compare_digest(sha256, known.sha256)
 
-    async def _known(self, token_id: str) -> Known | None:
+    async def _known(self, token_id: str) -> _Checked:
         while True:
             if (checked := self._checked.get(token_id)) is not None and checked.until > time.monotonic():
-                return checked.known
+                return checked
             if (asked := self._asked.get(token_id)) is None:
                 break
             await asked.wait()
@@ -114,15 +123,14 @@ class Tokens:
             del self._asked[token_id]
             asked.set()
 
-    async def _look_up(self, token_id: str) -> Known | None:
+    async def _look_up(self, token_id: str) -> _Checked:
         now = time.monotonic()
-        async with self._database.session() as connection:
-            known = await Admin(connection).tokens.known(token_id)
-        self._checked[token_id] = _Checked(known, now + CHECKED_S)
+        known = await self._tokens.known(token_id)
+        found = self._checked[token_id] = _Checked(known, now + CHECKED_S)
         self._checked.move_to_end(token_id)
         while len(self._checked) > TOKENS_MAX:
             self._checked.popitem(last=False)
-        return known
+        return found
 
 
 def anyone(_: Request) -> Access:

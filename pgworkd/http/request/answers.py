@@ -37,9 +37,9 @@ def to_json(value: Any) -> str:
     """The text of a value."""
     if isinstance(value, JsonText):
         return str(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         return "{" + ",".join(f"{_dumps(str(name))}:{to_json(each)}" for name, each in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, list | tuple | Sequence) and not isinstance(value, str | bytes):
         return "[" + ",".join(map(to_json, value)) + "]"
     return _dumps(value)
 

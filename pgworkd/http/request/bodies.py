@@ -6,7 +6,9 @@ from typing import Any
 
 import anyio
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
+from pgworkd.http.request.caller import HAS_ARRIVED
 from pgworkd.http.request.problems import Problem
 from pgworkd.words import json_reader
 
@@ -24,16 +26,25 @@ async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     if length.isdecimal() and len(length) < 20 and int(length) > bytes_max:
         said = f"the body has {int(length):,} bytes, {bytes_max:,} are allowed"
         raise Problem("body-too-large", said, headers=CLOSE)
-    parts, size = [], 0
-    with anyio.move_on_after(BODY_S) as limit:
-        async for part in request.stream():
-            size += len(part)
-            if size > bytes_max:
-                said = f"the body has more than the {bytes_max:,} bytes that are allowed"
-                raise Problem("body-too-large", said, headers=CLOSE)
-            parts.append(part)
-    if limit.cancelled_caught:
-        raise Problem("body-too-slow", f"the body did not arrive within {BODY_S:g} s", headers=CLOSE)
+    if HAS_ARRIVED in request.scope:
+        return await _received(request, bytes_max)
+    with anyio.move_on_after(BODY_S):
+        return await _received(request, bytes_max)
+    raise Problem("body-too-slow", f"the body did not arrive within {BODY_S:g} s", headers=CLOSE)
+
+
+async def _received(request: Request, bytes_max: int) -> bytes:
+    parts, size, is_last = list[bytes](), 0, False
+    while not is_last:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        size += len(body)
+        if size > bytes_max:
+            said = f"the body has more than the {bytes_max:,} bytes that are allowed"
+            raise Problem("body-too-large", said, headers=CLOSE)
+        parts.append(body)
     return b"".join(parts)
 
 

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import anyio
@@ -167,17 +166,12 @@ class Gateway:
         waits, done = _Waits(request), False
         with waits.scope:
             self._waits.add(waits.scope)
-            loop = asyncio.get_running_loop()
-            watches = [
-                loop.call_later(WATCHED_AFTER_S, self._watch, waits.until_gone),
-                loop.call_later(CHECKED_S, self._watch, partial(waits.until_refused, self._authorize)),
-            ]
+            watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
             try:
                 await call()
                 done = True
             finally:
-                for watch in watches:
-                    watch.cancel()
+                watch.cancel()
                 waits.unwatch()
                 self._waits.discard(waits.scope)
                 self.waiters -= 1
@@ -185,9 +179,9 @@ class Gateway:
             raise waits.refused
         return done
 
-    def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _watch(self, waits: _Waits) -> None:
         if self._readers is not None:
-            self._readers.start_soon(watch)
+            self._readers.start_soon(waits.watch, self._authorize)
 
 
 class _Waits:
@@ -199,45 +193,41 @@ class _Waits:
         """Of the wait."""
         self.refused: Problem | None = None
         """Set when the caller may not call any more."""
-        self._ended = anyio.Event()
+        self._watch: anyio.CancelScope | None = None
+        self._is_over = False
 
-    async def until_gone(self) -> None:
-        """Ends the wait when the caller goes."""
-        async with self._watching():
-            with contextlib.suppress(Exception):  # of a server around us, which will not read an answer either
-                while (await self._request.receive())["type"] != "http.disconnect":
-                    pass
-            self.scope.cancel()
-
-    async def until_refused(self, authorize: Authorize) -> None:
-        """Ends the wait when the caller's token is revoked, or has expired."""
-        async with self._watching():
-            while self.refused is None:
-                try:
-                    await authorized(authorize, self._request)
-                except Problem as problem:
-                    self.refused = problem
-                    self.scope.cancel()
-                except PgworkdError:
-                    pass  # of the database: then nothing is given to anybody
-                await anyio.sleep(CHECKED_S)
-
-    @contextlib.asynccontextmanager
-    async def _watching(self) -> AsyncIterator[None]:
-        """Until the wait has ended."""
+    async def watch(self, authorize: Authorize) -> None:
+        """Ends the wait when the caller goes, or may not call any more; returns when it has ended."""
+        if self._is_over:
+            return
         async with anyio.create_task_group() as tasks:
-
-            async def until_ended() -> None:
-                await self._ended.wait()
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(until_ended)
-            yield
-            tasks.cancel_scope.cancel()
+            self._watch = tasks.cancel_scope
+            tasks.start_soon(self._until_gone)
+            tasks.start_soon(self._until_refused, authorize)
 
     def unwatch(self) -> None:
         """The wait has ended."""
-        self._ended.set()
+        self._is_over = True
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _until_gone(self) -> None:
+        with contextlib.suppress(Exception):  # of a server around us, which will not read an answer either
+            while (await self._request.receive())["type"] != "http.disconnect":
+                pass
+        self.scope.cancel()
+
+    async def _until_refused(self, authorize: Authorize) -> None:
+        """A token is refused when it is revoked, or has expired."""
+        while self.refused is None:
+            await anyio.sleep(CHECKED_S)
+            try:
+                await authorized(authorize, self._request)
+            except Problem as problem:
+                self.refused = problem
+                self.scope.cancel()
+            except PgworkdError:
+                pass  # of the database: then nothing is given to anybody
 
 
 def _first(error: BaseException) -> BaseException:

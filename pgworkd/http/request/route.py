@@ -78,8 +78,10 @@ class _Arguments:
         errors: list[Any] = []
         if self._request is not None:
             found[self._request] = request
-        query = request.query_params if request.scope["query_string"] else _NO_QUERY
-        _check_query(query, self._queries)
+        query = _NO_QUERY
+        if request.scope["query_string"]:
+            query = request.query_params
+            _check_query(query, self._queries)
         if self._body is not None:
             body = await request.body()
             _add(found, errors, self._body, ("body",), _value(request, body) if body else ..., given=bool(body))

@@ -22,5 +22,5 @@ ROUTERS = (
     *(queues.router, schedules.router, fleet.router, events.router, endpoints.router, tokens.router),
 )
 """All of them below /v1; those of `service` stand beside."""
-WORKER_ROUTERS = (workers.router, assignments.router, assignments.bulk_router)
-"""Those that remote workers call, also below /v1."""
+WORKER_ROUTERS = (assignments.router, workers.router, assignments.bulk_router)
+"""Those that remote workers call, also below /v1; the most frequent first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -26,6 +27,7 @@ from pgworkd.http.models.workers import (
 )
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import BODY, Json, PlainJson, documented, to_json
+from pgworkd.http.request.caller import is_gone
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
@@ -76,7 +78,7 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
 
     Counts as a beat without a list. Answered early when the worker is to stop something.
     """
-    gateway, came_at = gateway_of(request), anyio.current_time()
+    gateway, came_at = gateway_of(request), time.monotonic()
     for queue in body.queues:
         need(request, "work", queue)
     if (body.lease == "job") != (body.lease_s is not None):
@@ -102,7 +104,7 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
         "assignments": [_shown(each) for each in assigned],
         "state": state,
         "cancel": _texts(worker, cancels),
-        "waited_s": round(anyio.current_time() - came_at, 3),
+        "waited_s": round(time.monotonic() - came_at, 3),
         "valid_s": claims.VALID_S,
     }
     if not assigned:
@@ -121,7 +123,7 @@ class _Handover(Json):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Starlette's hook."""
-        if self._assigned and await self._request.is_disconnected():
+        if self._assigned and await is_gone(self._request):
             self._claims.give_back(self._worker, [each.held for each in self._assigned])
             return
         try:

@@ -1,0 +1,105 @@
+"""What our own server knows of a caller, over real connections: that it has hung up, and that its body is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple, TypeAlias
+
+import anyio
+import asyncpg
+import pytest
+from anyio.abc import SocketStream
+
+from pgworkd.http.app import asgi
+from pgworkd.http.request import bodies, gateway
+from pgworkd.http.request.access import anyone
+from pgworkd.http.server import Server, server
+from tests.http.test_worker_faults import HELD_BACK, WAITS
+from tests.http.test_workers import insert
+from tests.kits.daemon import LIMIT_S, until
+
+Db: TypeAlias = "asyncpg.Connection[Any]"
+
+
+class Serving(NamedTuple):
+    server: Server
+    port: int
+
+    async def connect(self) -> SocketStream:
+        return await anyio.connect_tcp("127.0.0.1", self.port)
+
+    @property
+    def connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+
+@contextlib.asynccontextmanager
+async def serving(dsn: str) -> AsyncIterator[Serving]:
+    found = server(asgi(dsn, authorize=anyone), 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(found.serve, [listener])
+            yield Serving(found, listener.getsockname()[1])
+            found.request_stop()
+
+
+def post(path: str, body: bytes, headers: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{headers}\r\n".encode() + body
+
+
+async def answer(stream: SocketStream) -> tuple[int, Any]:
+    """Status and body of the next answer."""
+    found = b""
+    with anyio.fail_after(LIMIT_S):
+        while b"\r\n\r\n" not in found or not found.endswith(b"}"):
+            found += await stream.receive()
+    head, _, body = found.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+async def registered(stream: SocketStream) -> tuple[int, str]:
+    await stream.send(post("/v1/workers", b'{"name": "w", "queues": {"q": 1}}'))
+    _, made = await answer(stream)
+    return made["worker"], f"Pgworkd-Secret: {made['secret']}\r\n"
+
+
+async def test_a_claim_that_ends_when_its_caller_has_just_hung_up_is_given_back(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "WATCHED_AFTER_S", 3600.0)  # so that only the look before the answer can tell
+    (job_id,) = await insert(db)
+    await db.execute(HELD_BACK)
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        worker, secret = await registered(stream)
+        claim = post("/v1/claims", json.dumps({"worker": worker, "queues": ["q"], "wait_s": 30}).encode(), secret)
+        await db.execute("SELECT pg_advisory_lock(7)")
+        await stream.send(claim)
+        await until(lambda: db.fetchval(WAITS))
+        await stream.aclose()
+        await until(lambda: gate.connections == 0)
+        await db.execute("SELECT pg_advisory_unlock(7)")
+        released = "SELECT attempts = 1 AND status = 'pending' FROM pgworkd.jobs WHERE id = $1"
+        await until(lambda: db.fetchval(released, job_id))
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+async def test_a_body_is_read_in_as_many_pieces_as_it_comes_in(dsn: str, pieces: int) -> None:
+    text = post("/v1/jobs", b'{"queue": "q", "payload": {"n": 1}}')
+    begins = [0, text.index(b"payload"), text.rindex(b"1")][:pieces]
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+            await stream.send(text[begin:end])
+            await anyio.sleep(0.01)  # so that they do not arrive as one: either way the answer is the same
+        assert (await answer(stream))[0] == 201
+
+
+async def test_a_body_that_stops_coming_is_given_up(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.1)
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        await stream.send(post("/v1/jobs", b'{"queue": "q"}')[:-1])
+        status, problem = await answer(stream)
+        assert (status, problem["type"].rpartition("/")[2]) == (408, "body-too-slow")
