@@ -67,9 +67,9 @@ def asgi(
 ) -> Application:
     """The gateway as an application. `database`: a DSN, or options.
 
-    authorize: `authorize(request) -> Access`, sync or async, says what the caller may do, or raises
-    `Problem("unauthenticated")`; None: the tokens in the database. hosts: names by which it may be called, without a
-    port; None: any, where the application around it checks that, or where all callers have tokens.
+    authorize: `authorize(request) -> Access`, sync or async, says what the caller may do, or raises FastAPI's
+    HTTPException, or `Problem("unauthenticated")`; None: the tokens in the database. hosts: names by which it may be
+    called, without a port; None: any, where the application around it checks that, or where all callers have tokens.
     """
     if isinstance(database, str):
         database = ConnectionOptions(database)

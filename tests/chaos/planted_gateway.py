@@ -187,6 +187,13 @@ BUGS = (
         tests=_CALLER,
     ),
     python(
+        "an application's own check of callers ends the gateway",
+        "http/request/gateway",
+        "            except Exception as error:",
+        "            except PgworkdError as error:",
+        tests="tests/http/test_waiting_tokens.py",
+    ),
+    python(
         "a body without its end is waited for for ever",
         "http/server",
         "    def on_message_complete(self) -> None:",

@@ -7,11 +7,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 
+from pgworkd.errors import DatabaseUnavailable
 from tests.kits.daemon import until
 from tests.kits.gateway import also, calling, token
 from tests.kits.verbs import Db, insert
 from tests.kits.workers import registered
+
+FORBIDDEN = "/v1/problems/forbidden"
 
 
 @pytest.mark.parametrize("what", ["job", "result"])
@@ -61,3 +65,35 @@ async def test_a_token_that_stays_good_waits_to_the_end(dsn: str, db: Db, monkey
             await until(lambda: checks >= 4)  # the first as it comes
             await insert(db)
             assert len(await waiting) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(KeyError("sub"), 500), (HTTPException(403, "not yours"), 403), (DatabaseUnavailable("away"), None)],
+)
+async def test_what_an_applications_own_check_raises_while_one_waits_is_of_that_request_alone(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int | None
+) -> None:
+    monkeypatch.setattr("pgworkd.http.request.gateway.CHECKED_S", 0.1)
+    async with calling(dsn, workers=True) as call:
+        worker, raised = await registered(call), 0
+        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        authorize = gateway._authorize
+
+        async def fails(_: Any) -> Any:
+            nonlocal raised
+            raised += 1
+            raise error
+
+        claim = {"worker": worker.id, "queues": ["q"], "max": 1, "wait_s": 20}
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(call("POST", "/v1/claims", claim, headers=worker.headers))
+            await until(lambda: gateway.waiters == 1)
+            gateway._authorize = fails
+            await until(lambda: raised >= 2 if status is None else waiting.done())
+            gateway._authorize = authorize
+            await insert(db)
+            answer = await waiting
+            assert answer.status_code == (status or 200)
+            assert status != 403 or (answer.json()["type"], answer.json()["detail"]) == (FORBIDDEN, "not yours")
+        assert await call.ok("GET", "/v1/queues"), "the gateway goes on"

@@ -191,7 +191,7 @@ class _Waits:
         self._request = request
         self.scope = anyio.CancelScope()
         """Of the wait."""
-        self.refused: Problem | None = None
+        self.refused: Exception | None = None
         """Set when the caller may not call any more."""
         self._watch: anyio.CancelScope | None = None
         self._is_over = False
@@ -223,11 +223,11 @@ class _Waits:
             await anyio.sleep(CHECKED_S)
             try:
                 await authorized(authorize, self._request)
-            except Problem as problem:
-                self.refused = problem
-                self.scope.cancel()
-            except PgworkdError:
-                pass  # of the database: then nothing is given to anybody
+            except Exception as error:  # noqa: BLE001 - of an application's own check; this request alone fails
+                if isinstance(error, Problem) or not isinstance(error, PgworkdError):
+                    self.refused = error
+                    self.scope.cancel()
+                # else of the database: then nothing is given to anybody
 
 
 def _first(error: BaseException) -> BaseException:

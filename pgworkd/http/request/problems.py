@@ -115,7 +115,10 @@ _BY_SQLSTATE = {
     "42501": "forbidden",
     "57014": "timeout",
 }
-_BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-large", 422: "invalid"}
+_BY_STATUS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
+_BY_STATUS |= {413: "body-too-large", 429: "too-many-requests", 503: "unavailable"}
+_OF_CHECKS = {"unauthenticated", "forbidden", "too-many-requests"}
+"""What an application's own check of callers may say in its own words."""
 _BY_TYPE = {
     JobFailed: "job-failed",
     LeaseLost: "stale-assignment",
@@ -166,8 +169,9 @@ def of(error: Exception) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, HTTPException) or hasattr(error, "status_code"):
-        slug = _BY_STATUS.get(error.status_code, "invalid")
-        return Problem(slug, headers=getattr(error, "headers", None))
+        slug = _BY_STATUS.get(error.status_code, "internal" if error.status_code >= 500 else "invalid")
+        said = redact(str(getattr(error, "detail", ""))) if slug in _OF_CHECKS else ""
+        return Problem(slug, said, headers=getattr(error, "headers", None))
     if not isinstance(error, PgworkdError):
         return Problem("internal")
     said = redact(str(error))
