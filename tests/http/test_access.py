@@ -286,3 +286,12 @@ async def test_a_gateway_serves_the_parts_that_it_is_asked_for(dsn: str, parts: 
             assert (answer.status_code == 404) == (path == absent), path
         described = (await call.ok("GET", "/v1/openapi.json"))["paths"]
         assert ("/v1/jobs" in described, "/v1/claims" in described) == (parts == "api", parts == "workers")
+
+
+async def test_a_padded_token_is_taken_and_not_remembered_as_it_was_sent(dsn: str) -> None:
+    async with calling(dsn) as call:
+        tokens = call.client._transport.app.gateway._authorize  # type: ignore[attr-defined]
+        for padding in (1, 2, 5_000, 6_000):
+            headers = {"Authorization": "Bearer" + " " * padding + call.token}
+            assert (await call("GET", "/v1/queues", headers=headers)).status_code == 200
+        assert sum(map(len, tokens._right)) < 4 * 100

@@ -23,6 +23,7 @@ Authorize = Callable[[Request], Access | Awaitable[Access]]
 CHECKED_S = 5.0
 """A token is looked up again after this many seconds: so soon a revocation takes effect."""
 TOKENS_MAX = 10_000
+HEADER_CHARS = 100
 FAILURES_MAX, FAILURES_PER_S = 20, 0.2
 """Failed logins per address: at once, and regained per second."""
 ADDRESSES_MAX = 10_000
@@ -98,7 +99,8 @@ class Tokens:
             self._failures.count(address)
             said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
             raise Problem("unauthenticated", said, headers=_CHALLENGE)
-        self._right[header] = checked
+        if len(header) < HEADER_CHARS:  # else it is padded, and would be kept as long as it is
+            self._right[header] = checked
         while len(self._right) > TOKENS_MAX:
             self._right.popitem(last=False)
         return known.access
