@@ -170,7 +170,7 @@ BUGS = (
         "database/transactions",
         "        if connection is not None:\n            _terminate(connection)\n",
         "        if connection is not None:\n            connection.terminate()\n",
-        tests="tests/chaos/test_wire.py::test_an_operation_survives_a_cut_before_any_message[CreateJob]",
+        tests="tests/chaos/test_wire.py::test_an_operation_survives_a_cut_before_any_message[SetQueue]",
     ),
     python(
         "a session is never reset after a look-up",
