@@ -25,6 +25,39 @@ IDLE_S = 75.0
 BACKLOG = 1024
 
 
+class _Joined:
+    """A transport that sends what is written in one turn of the loop together: uvicorn writes head and body apart.
+
+    That would be two system calls for each answer, and two packets, for each of which its reader wakes.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._head = transport, loop, b""
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """asyncio's: of two pieces the first one waits for the second, or for the end of this turn."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        else:
+            self._head = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """asyncio's: closes when all has been sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
@@ -37,7 +70,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """asyncio's hook: the first request is due."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", _Joined(transport, self.loop)))
         self._expect(HEAD_S)
 
     def data_received(self, data: bytes) -> None:

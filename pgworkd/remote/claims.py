@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-import anyio
-
 from pgworkd.database.claims import Claimed
 from pgworkd.database.remote_store import Held, RemoteStore
 from pgworkd.database.store import Store
@@ -21,6 +19,8 @@ from pgworkd.words.assignment import Assignment
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads of one answer; what does not fit is given back."""
 READ_BYTES = 1024 * 1024
+KEPT_CHARS = 500
+"""Larger payloads are not kept while their jobs run: each claim costs more than they then."""
 VALID_S = 4.0
 """Whoever reads an answer later than this after it was written must not run what it brings: see `watch`."""
 NOW_S = 30.0
@@ -75,11 +75,9 @@ class RemoteClaims:
             if worker.has_news or worker.is_stopping:
                 waiter.answered.set()
             waiter.wait_in([self._pool(queue) for queue in dict.fromkeys(queues)])
-            with anyio.move_on_after(wait_s or NOW_S):
-                await waiter.answered.wait()
+            await waiter.wait(wait_s or NOW_S)
             waiter.is_leaving = True
-            while waiter.pool is not None:  # a claim for it is under way
-                await waiter.returned.wait()
+            await waiter.until_returned()
             if waiter.error is not None:
                 raise waiter.error
             if worker.is_lost and not waiter.given:
@@ -124,7 +122,8 @@ class RemoteClaims:
             text = Assignment(held.job_id, held.attempt, held.worker_id, held.nonce).sealed(held.token)
             self._workers.remember(text, held)
             found.append(Assigned(text, claimed, attempt.queue, held))
-            attempt.claimed = claimed._replace(payload="", meta=None)  # not needed here any more
+            if len(claimed.payload) + len(claimed.meta or "") > KEPT_CHARS:
+                attempt.claimed = claimed._replace(payload="", meta=None)  # not needed here any more
         return found
 
     async def _read(self, given: dict[UUID, Given]) -> None:

@@ -6,6 +6,7 @@ database sees as many claims as a daemon would make, however many workers wait.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -55,10 +56,8 @@ class Waiter:
         """The pool that claims for it now."""
         self.given: list[Given] = []
         self.error: PgworkdError | None = None
-        self.answered = anyio.Event()
-        self.returned = anyio.Event()
-        """Set when no pool claims for it."""
-        self.returned.set()
+        self.answered = asyncio.Event()
+        self._returned: asyncio.Event | None = None
         self.is_leaving = self.is_gone = False
         """It waits no longer, but takes what a claim under way gives it; nobody will take that."""
         self.pools: list[RemotePool] = []
@@ -69,6 +68,26 @@ class Waiter:
         self.pools, self._unasked = pools, set(pools)
         for pool in pools:
             pool.add(self)
+
+    async def wait(self, for_s: float) -> None:
+        """Until it is answered, or for that many seconds."""
+        timer = asyncio.get_running_loop().call_later(for_s, self.answered.set)
+        try:
+            await self.answered.wait()
+        finally:
+            timer.cancel()
+
+    def claimed_by(self, pool: RemotePool | None) -> None:
+        """That pool claims for it now; None: none any more."""
+        self.pool = pool
+        if pool is None and self._returned is not None:
+            self._returned.set()
+
+    async def until_returned(self) -> None:
+        """Until no pool claims for it."""
+        while self.pool is not None:
+            self._returned = asyncio.Event()
+            await self._returned.wait()
 
     def leave(self) -> None:
         """Waits no longer."""
@@ -238,11 +257,7 @@ class RemotePool(ClaimLoop):
         """Takes the slots that a claim may fill, and gives them back."""
         for waiter, most in chosen:
             waiter.worker.reserved[self.queue] += sign * most
-            waiter.pool = self if sign > 0 else None
-            if sign > 0:
-                waiter.returned = anyio.Event()
-            else:
-                waiter.returned.set()
+            waiter.claimed_by(self if sign > 0 else None)
 
     def _give(self, waiter: Waiter, given: list[Given]) -> None:
         if waiter.is_gone:

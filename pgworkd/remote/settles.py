@@ -56,19 +56,6 @@ class Settled(enum.Enum):
     """The same had been settled already: a repetition."""
 
 
-class _Item:
-    """One that waits for its answer. `deadline`: monotonic, for locked rows; `own`: nobody waits for it."""
-
-    def __init__(self, held: Held, outcome: Outcome, *, own: bool = False, patience_s: float = 0.0) -> None:
-        self.held, self.outcome, self.own = held, outcome, own
-        self.deadline = time.monotonic() + patience_s
-        self.settled: Settled | None = None
-        self.status = ""
-        self.error: PgworkdError | None = None
-        self.answered = asyncio.Event()
-        self.bytes = len(outcome.result or "") + (len(json.dumps(outcome.error)) if outcome.error else 0)
-
-
 class Ended(NamedTuple):
     """An attempt that was settled. `attempt`: None if nothing is known of it; `status`: the job's new one."""
 
@@ -82,6 +69,34 @@ class Answer(NamedTuple):
 
     settled: Settled
     status: str
+
+
+class _Call:
+    """A caller that waits for this many answers. `deadline`: monotonic, for locked rows."""
+
+    def __init__(self, items: int, patience_s: float) -> None:
+        self.deadline = time.monotonic() + patience_s
+        self.left = items
+        self.answered = asyncio.Event()
+
+
+class _Item:
+    """One settle. `call`: None if nobody waits for it."""
+
+    __slots__ = ("answer", "bytes", "call", "held", "outcome")
+
+    def __init__(self, held: Held, outcome: Outcome, call: _Call | None = None) -> None:
+        self.held, self.outcome, self.call = held, outcome, call
+        self.answer: Answer | PgworkdError | None = None
+        self.bytes = len(outcome.result or "") + (len(json.dumps(outcome.error)) if outcome.error else 0)
+
+    def end(self, answer: Answer | PgworkdError) -> None:
+        """That became of it."""
+        self.answer = answer
+        if self.call is not None:
+            self.call.left -= 1
+            if self.call.left == 0:
+                self.call.answered.set()
 
 
 class Settles:
@@ -109,20 +124,21 @@ class Settles:
 
         Raises LeaseLost: it runs no more, and was not settled so; or the database's errors.
         """
-        return await self.begin(held, outcome, patience_s)()
-
-    def begin(self, held: Held, outcome: Outcome, patience_s: float = LOCKED_S) -> Callable[[], Awaitable[Answer]]:
-        """The same for many at once, without a task for each: what it returns waits for the answer."""
-        item = _Item(held, outcome, patience_s=patience_s)
-        self._put(item)
-
-        async def answer() -> Answer:
-            await item.answered.wait()
-            if item.error is not None:
-                raise item.error
-            return Answer(item.settled or Settled.NOW, item.status)
-
+        (answer,) = await self.settle_many([(held, outcome)], patience_s)
+        if isinstance(answer, PgworkdError):
+            raise answer
         return answer
+
+    async def settle_many(
+        self, settles: Sequence[tuple[Held, Outcome]], patience_s: float = LOCKED_S
+    ) -> list[Answer | PgworkdError]:
+        """The same for many at once, in their order, each for itself: its answer, or its error."""
+        call = _Call(len(settles), patience_s)
+        items = [_Item(held, outcome, call) for held, outcome in settles]
+        if items:
+            self._put(*items)
+            await call.answered.wait()
+        return [item.answer for item in items if item.answer is not None]
 
     async def complete_on(self, connection: Any, held: Held, result: str | None) -> Callable[[], Answer] | None:
         """Completes a job in the transaction of a connection of the driver; None if the attempt runs no more.
@@ -143,18 +159,16 @@ class Settles:
     def release(self, held: Sequence[Held]) -> None:
         """Gives back, without a failure, what was claimed for somebody who has gone; repeated until it is done."""
         for each in held:
-            self._put(_Item(each, Outcome(Ending.RELEASED), own=True))
+            self._put(_Item(each, Outcome(Ending.RELEASED)))
 
     def expire(self, held: Held, message: str) -> None:
         """Ends an occurrence that was missed."""
-        self._put(_Item(held, Outcome(Ending.EXPIRED, message=message), own=True))
+        self._put(_Item(held, Outcome(Ending.EXPIRED, message=message)))
 
     def fail(self, held: Held, error: PgworkdError) -> None:
         """Fails an attempt whose row cannot be read."""
         said = f"its payload cannot be read: {error}"
-        self._put(
-            _Item(held, Outcome(Ending.FAILED, message=said, error={"type": "unreadable", "message": said}), own=True)
-        )
+        self._put(_Item(held, Outcome(Ending.FAILED, message=said, error={"type": "unreadable", "message": said})))
 
     @property
     def waiting(self) -> int:
@@ -173,10 +187,10 @@ class Settles:
                         self._arrived = anyio.Event()
         finally:
             for item in self._waiting:
-                _answer(item, DatabaseUnavailable("the gateway stops"))
+                item.end(DatabaseUnavailable("the gateway stops"))
 
-    def _put(self, item: _Item) -> None:
-        self._waiting.append(item)
+    def _put(self, *items: _Item) -> None:
+        self._waiting += items
         self._arrived.set()
 
     def _take(self) -> list[_Item]:
@@ -223,9 +237,10 @@ class Settles:
         won = [item for item in items if item.held.job_id in statuses]
         for item in won:
             self._workers.ended(item.held)
-            item.settled, item.status = Settled.NOW, statuses[item.held.job_id]
-            item.answered.set()
-        self._on_settled([Ended(attempts.get(each.held.job_id), each.outcome, each.status) for each in won])
+            item.end(Answer(Settled.NOW, statuses[item.held.job_id]))
+        self._on_settled(
+            [Ended(attempts.get(i.held.job_id), i.outcome, statuses[i.held.job_id]) for i in won],
+        )
         for item in items if missing else ():
             job_id = item.held.job_id
             if job_id in locked:
@@ -237,19 +252,18 @@ class Settles:
         """The attempt does not run: it was settled before, in the same way or not."""
         self._workers.ended(item.held)
         if status is not None and status in _STATUSES[item.outcome.ending]:
-            item.settled, item.status = Settled.BEFORE, status
-            item.answered.set()
+            item.end(Answer(Settled.BEFORE, status))
             return
         said = "it has ended" if status is None else f"the job is {status}"
-        _answer(item, LeaseLost(f"attempt {item.held.attempt} of job {item.held.job_id} runs no more here: {said}"))
+        item.end(LeaseLost(f"attempt {item.held.attempt} of job {item.held.job_id} runs no more here: {said}"))
 
     def _failed(self, item: _Item, error: PgworkdError) -> None:
         locked = isinstance(error, DatabaseBusy) and error.locked
-        if item.own or (locked and time.monotonic() < item.deadline):
+        if item.call is None or (locked and time.monotonic() < item.call.deadline):
             if self._tasks is not None:
                 self._tasks.start_soon(self._again, item, LOCKED_PAUSE_S if locked else OWN_PAUSE_S)
         else:
-            _answer(item, error)
+            item.end(error)
 
     async def _again(self, item: _Item, pause_s: float) -> None:
         try:
@@ -302,8 +316,3 @@ class Settles:
 
 def _held(items: Sequence[_Item]) -> list[Held]:
     return [item.held for item in items]
-
-
-def _answer(item: _Item, error: PgworkdError) -> None:
-    item.error = error
-    item.answered.set()

@@ -12,7 +12,8 @@ import contextlib
 import hashlib
 import hmac
 import struct
-from typing import NamedTuple, Self
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from pgworkd.errors import UsageError
@@ -24,6 +25,8 @@ _NO_NONCE = bytes(16)
 _MAC_BYTES = 16
 """Of BLAKE2s with a key (RFC 7693): of all that hashlib has, what is quickest for few bytes."""
 _PERSON = b"pgworkd1"
+KEYS_MAX = 5_000
+"""Workers' keys that are kept ready."""
 _TO_URLS = bytes.maketrans(b"+/", b"-_")
 _FROM_URLS = bytes.maketrans(b"-_+/", b"+/..")
 _TEXT_CHARS = len(_PREFIX) + -(-(_FIELDS.size + _MAC_BYTES) * 4 // 3)
@@ -43,8 +46,10 @@ class Assignment(NamedTuple):
         """As text, with a MAC; `key`: the token of the worker's registration."""
         nonce = _NO_NONCE if self.nonce is None else self.nonce.bytes
         fields = _FIELDS.pack(self.job_id.bytes, self.attempt, self.worker_id, nonce)
-        mac = hashlib.blake2s(fields, digest_size=_MAC_BYTES, key=key.bytes, person=_PERSON).digest()
-        return _PREFIX + binascii.b2a_base64(fields + mac, newline=False).translate(_TO_URLS).decode().rstrip("=")
+        mac = _keyed(key).copy()
+        mac.update(fields)
+        text = binascii.b2a_base64(fields + mac.digest(), newline=False).translate(_TO_URLS).decode()
+        return _PREFIX + text.rstrip("=")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -58,6 +63,12 @@ class Assignment(NamedTuple):
         Each assignment has one text: another spelling of the same bytes is none.
         """
         return hmac.compare_digest(self.sealed(key).encode(), text.encode())
+
+
+@lru_cache(KEYS_MAX)
+def _keyed(key: UUID) -> Any:
+    """BLAKE2s with this key, to be copied: setting it up takes longer than what it is for."""
+    return hashlib.blake2s(digest_size=_MAC_BYTES, key=key.bytes, person=_PERSON)
 
 
 def _decoded(text: str) -> bytes:

@@ -40,10 +40,13 @@ def read(text: str) -> Any:
 
 def _fits(value: Any, depth: int) -> bool:
     """Whether it has no more than this many levels."""
-    if not value or not isinstance(value, dict | list):
-        return True
-    members = value.values() if isinstance(value, dict) else value
-    return depth > 1 and all(_fits(each, depth - 1) for each in members)
+    if isinstance(value, dict | list):
+        if value and depth == 1:
+            return False
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, dict | list) and not _fits(each, depth - 1):
+                return False
+    return True
 
 
 class _Reader:

@@ -6,6 +6,7 @@ from tests.chaos.bug import python
 
 _WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_options.py"
 _FAULTS = "tests/http/test_worker_faults.py"
+_JOINED = "tests/http/test_joined.py"
 _CALLER = "tests/http/test_caller.py"
 _DAEMON = "tests/http/test_remote_daemon.py"
 _STORIES = "tests/http/test_remote_stories.py"
@@ -202,6 +203,27 @@ BUGS = (
         "        super().on_body(body)\n\n"
         "    def on_message_complete(self) -> None:",
         tests=_CALLER,
+    ),
+    python(
+        "a head without a body is never sent",
+        "http/server",
+        "            self._loop.call_soon(self._flush)",
+        "            pass",
+        tests=_JOINED,
+    ),
+    python(
+        "a connection is closed before its answer is sent",
+        "http/server",
+        "        self._flush()\n        self._transport.close()",
+        "        self._transport.close()",
+        tests=_JOINED,
+    ),
+    python(
+        "many settles are answered when the first of them is done",
+        "remote/settles",
+        "            if self.call.left == 0:",
+        "            if self.call.left >= 0:",
+        tests="tests/http/test_workers.py",
     ),
     python(
         "a stop of a remote daemon waits for its claims",

@@ -80,6 +80,6 @@ BODY = ("not-json", "not-json-type", "body-too-large", "body-too-slow")
 """The problems of routes that have a body."""
 EVERYWHERE = (
     *("unauthenticated", "forbidden", "wrong-host", "too-many-requests", "headers-too-large", "unavailable", "busy"),
-    *("outcome-unknown", "timeout", "invalid", "cross-site", "internal", "not-found"),
+    *("outcome-unknown", "authorization-unavailable", "timeout", "invalid", "cross-site", "internal", "not-found"),
 )
 """Those of all routes."""

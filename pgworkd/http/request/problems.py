@@ -103,6 +103,9 @@ PROBLEMS = {
         "It may have been done. Send the same again with the same id or dedupe key, or look first.",
         1,
     ),
+    "authorization-unavailable": Kind(
+        503, "The application cannot check callers now", "Nothing was done. Send the same again.", 2
+    ),
     "too-many-waiters": Kind(503, "Too many requests wait here", "Ask without wait_s, or another gateway.", 5),
     "timeout": Kind(504, "The database took too long", "Nothing was done. Narrow the filter, or try again later."),
 }
@@ -116,8 +119,8 @@ _BY_SQLSTATE = {
     "57014": "timeout",
 }
 _BY_STATUS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
-_BY_STATUS |= {413: "body-too-large", 429: "too-many-requests", 503: "unavailable"}
-_OF_CHECKS = {"unauthenticated", "forbidden", "too-many-requests"}
+_BY_STATUS |= {413: "body-too-large", 429: "too-many-requests", 503: "authorization-unavailable"}
+_OF_CHECKS = {"unauthenticated", "forbidden", "too-many-requests", "authorization-unavailable"}
 """What an application's own check of callers may say in its own words."""
 _BY_TYPE = {
     JobFailed: "job-failed",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.client import enqueue_many
+from pgworkd.database.remote_store import Held
 from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
 from pgworkd.http.models.workers import (
     ASSIGNMENT_CHARS_MAX,
@@ -99,38 +98,38 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
         {"assignment": each.assignment, "status": None, "repeated": False, "problem": None} for each in body.settlements
     ]
 
-    async def settle(answer: dict[str, Any], call: Callable[[], Awaitable[Answer]]) -> None:
+    async def complete_apart(answer: dict[str, Any], each: SettlementIn) -> None:
         try:
-            answer.update(_shown(await call()))
+            answer.update(_shown(await _complete(request, each.assignment, each)))
         except _PROBLEMS as error:
             answer["problem"] = problems.of(error).body(prefix)
 
-    begun = []
+    begun, settles = list[dict[str, Any]](), list[tuple[Held, Outcome]]()
     async with anyio.create_task_group() as tasks:
         for answer, each in zip(answers, body.settlements, strict=True):
             if each.outcome == "complete" and each.enqueue:  # a transaction of its own, which may meet a lock
-                tasks.start_soon(settle, answer, partial(_complete, request, each.assignment, each))
+                tasks.start_soon(complete_apart, answer, each)
                 continue
             try:
-                begun.append((answer, await _begin(request, each)))
+                settles.append(await _settlement(request, each))
+                begun.append(answer)
             except _PROBLEMS as error:
                 answer["problem"] = problems.of(error).body(prefix)
-        for answer, waits in begun:
-            await settle(answer, waits)
+        ends = await gateway_of(request).remote.settles.settle_many(settles, LOCKED_MANY_S)
+        for answer, end in zip(begun, ends, strict=True):
+            answer.update({"problem": problems.of(end).body(prefix)} if isinstance(end, PgworkdError) else _shown(end))
     return PlainJson({"settlements": answers})
 
 
-async def _begin(request: Request, each: SettlementIn) -> Callable[[], Awaitable[Answer]]:
-    """Begins a settle; what it returns waits for the answer."""
-    remote = gateway_of(request).remote
-    held = await remote.workers.held(each.assignment)
-    if each.outcome == "complete":
-        if each.result is not None:
-            each.result.check_bounds("result")
-        outcome = Outcome(Ending.COMPLETED, result=each.result)
-    else:
-        outcome = await _failure(request, each.assignment, each) if each.outcome == "fail" else _released(each)
-    return remote.settles.begin(held, outcome, LOCKED_MANY_S)
+async def _settlement(request: Request, each: SettlementIn) -> tuple[Held, Outcome]:
+    """The attempt, and what is to become of it."""
+    held = await gateway_of(request).remote.workers.held(each.assignment)
+    if each.outcome != "complete":
+        failed = each.outcome == "fail"
+        return held, await _failure(request, each.assignment, each) if failed else _released(each)
+    if each.result is not None:
+        each.result.check_bounds("result")
+    return held, Outcome(Ending.COMPLETED, result=each.result)
 
 
 async def _complete(request: Request, assignment: str, body: CompleteIn) -> Answer:

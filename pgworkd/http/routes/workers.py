@@ -26,7 +26,7 @@ from pgworkd.http.models.workers import (
     WorkerMade,
 )
 from pgworkd.http.request.access import need
-from pgworkd.http.request.answers import BODY, Json, PlainJson, documented, to_json
+from pgworkd.http.request.answers import BODY, Json, documented, to_json
 from pgworkd.http.request.caller import is_gone
 from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
@@ -100,16 +100,12 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
 
     await gateway.waited(request, wait)
     state, cancels = worker.tell()
-    answer = {
-        "assignments": [_shown(each) for each in assigned],
-        "state": state,
-        "cancel": _texts(worker, cancels),
-        "waited_s": round(time.monotonic() - came_at, 3),
-        "valid_s": claims.VALID_S,
-    }
-    if not assigned:
-        return PlainJson(answer)
-    return _Handover(answer, request, gateway, worker, assigned)
+    answer = JsonText(
+        f'{{"assignments":[{",".join(map(_shown, assigned))}],"state":{_quoted(state)},'
+        f'"cancel":{to_json(_texts(worker, cancels))},"waited_s":{time.monotonic() - came_at:.3f},'
+        f'"valid_s":{claims.VALID_S}}}'
+    )
+    return _Handover(answer, request, gateway, worker, assigned) if assigned else Json(answer)
 
 
 class _Handover(Json):
@@ -204,12 +200,12 @@ async def _worker(gateway: Gateway, worker_id: int, secret: str) -> RemoteWorker
     return await gateway.remote.workers.authenticated(worker_id, secret)
 
 
-def _shown(assigned: Assigned) -> JsonText:
+def _shown(assigned: Assigned) -> str:
     """An assignment of an answer, written out: there may be a hundred of them."""
     job = assigned.claimed
     occurrence = "null" if job.occurrence is None else f'"{_instant(job.occurrence)}"'
     deadline_s = "null" if job.timeout_s is None else repr(float(job.timeout_s))
-    return JsonText(
+    return (
         f'{{"assignment":"{assigned.assignment}","job":{{"id":"{job.id}","queue":{_quoted(assigned.queue)},'
         f'"kind":{_quoted(job.kind)},"attempt":{job.attempt},"failures":{job.failures},'
         f'"max_attempts":{job.max_attempts},"priority":{job.priority},"run_at":"{_instant(job.run_at)}",'
@@ -221,7 +217,9 @@ def _shown(assigned: Assigned) -> JsonText:
 _quoted = lru_cache(1000)(to_json)
 
 
+@lru_cache(1000)
 def _instant(at: float) -> str:
+    """Jobs of one transaction have the same; and most are due when they are created."""
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
