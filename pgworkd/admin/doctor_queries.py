@@ -50,12 +50,13 @@ class HeldEndpoint(NamedTuple):
 class UnknownKind(NamedTuple):
     """A kind for which no live worker of the queue has a handler; `jobs` counts the examined jobs of that kind.
 
-    If no worker reports its kinds: a kind whose job was released by a worker because it had no handler.
+    `known` False: a worker of the queue does not report its kinds, and may have one; another one had none.
     """
 
     queue: str
     kind: str
     jobs: int
+    known: bool
 
 
 class PendingEffects(NamedTuple):
@@ -128,7 +129,8 @@ HEALTH = """SELECT q.queue, extract(epoch FROM pgworkd.clock() - least(plain.at,
         WHERE p.queue = q.queue AND p.concurrency > 0
           AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock()) fleet
     ORDER BY 2 DESC"""
-UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[]) q (queue) CROSS JOIN LATERAL (
+UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int, reported.knows
+    FROM unnest($1::text[]) q (queue) CROSS JOIN LATERAL (
         SELECT coalesce(bool_and(w.kinds IS NOT NULL), false) AS knows,
                ARRAY(SELECT DISTINCT k.kind FROM pgworkd.pools p JOIN pgworkd.workers o ON o.id = p.worker_id,
                             unnest(o.kinds) AS k (kind)
@@ -151,7 +153,7 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int FROM unnest($1::text[])
              ORDER BY i.priority DESC, i.run_at LIMIT $2)) j
         WHERE CASE WHEN reported.knows THEN coalesce(j.kind, j.queue)::text <> ALL (reported.kinds)
                    ELSE j.error LIKE 'no handler for kind %' END) r
-    GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
+    GROUP BY 1, 2, 4 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
 ENDPOINTS = """SELECT e.name::text,
         coalesce(CASE WHEN e.disabled_at IS NULL THEN e.paused_why ELSE e.disabled_why END, ''),
         e.disabled_at IS NOT NULL, coalesce(extract(epoch FROM e.paused_until - pgworkd.clock()), 0)::float8, q.names

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
-from pgworkd.admin.listing import Listed, Page, page
+from pgworkd.admin.listing import STATUSES, Listed, Page, page
 from pgworkd.admin.queries import Enqueued, Job, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
 from pgworkd.client import sent
@@ -26,7 +26,6 @@ from pgworkd.words import validation
 from pgworkd.words.json_text import JsonText
 from pgworkd.words.validation import ROWS_MAX
 
-STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
 _FINISHED = ("completed", "cancelled", "expired", "discarded")
 MATCHED_MAX = 10_000
 """Ids per result of `matching`."""
@@ -91,8 +90,7 @@ class JobOperations:
         Searches all live jobs, and the newest sql.HISTORY_ROWS_MAX finished ones.
         """
         validation.bounded(limit)
-        if status is not None and status not in STATUSES:
-            raise UsageError(f"status {status!r}: give one of {', '.join(STATUSES)}")
+        validation.one_of(status, "status", STATUSES)
         wanted = (validation.name(queue), validation.name(kind), status, limit)
         found = () if status == "discarded" else await self._connection.fetch(sql.LIVE_JOBS, *wanted)
         live = [sql.read(JobRow, each) for each in found]

@@ -14,6 +14,8 @@ from pgworkd.admin.queries import JobRow, read
 from pgworkd.database.connection import Connection
 from pgworkd.words import validation
 
+STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
+
 WALK_ROWS = 20_000
 """Rows of each table that a page looks at."""
 # Each walks its table by id, downwards, and also returns one row without an id: how many rows it has seen, and where it
@@ -88,6 +90,7 @@ class Page(NamedTuple):
 async def page(connection: Connection, which: Listed, before: UUID | None, limit: int) -> Page:
     """The next jobs, at most `limit` (1 to ROWS_MAX), whose ids are below `before` (None: the newest)."""
     validation.bounded(limit)
+    validation.one_of(which.status, "status", STATUSES)
     names = (validation.name(which.queue), validation.name(which.kind), which.status, validation.name(which.key))
     wanted = (before, *names, which.batch, which.error_group, limit + 1, WALK_ROWS, which.since, which.until)
     live, live_end = _walked(await connection.fetch(_LIVE, *wanted))

@@ -91,7 +91,14 @@ def _kinds(health: Health) -> list[Finding]:
             f"no live worker of queue {queue!r} has a handler for {kind!r}: at least {counted(jobs, 'job')}",
             "deploy the handler to all workers of the queue, or pgworkd cancel --queue NAME --kind NAME",
         )
-        for queue, kind, jobs in health.unknown_kinds
+        if known
+        else Finding(
+            "warn",
+            "kinds",
+            f"a worker of queue {queue!r} had no handler for {kind!r}: {counted(jobs, 'job')} of those examined",
+            "deploy the handler to all workers of the queue; those in other languages do not say which kinds they know",
+        )
+        for queue, kind, jobs, known in health.unknown_kinds
     ]
 
 

@@ -25,6 +25,7 @@ _WORKER = """SELECT w.token, w.lease_s, w.requested, w.name,
     ARRAY(SELECT p.queue::text FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue),
     ARRAY(SELECT p.concurrency FROM pgworkd.pools p WHERE p.worker_id = w.id ORDER BY p.queue)
     FROM pgworkd.workers w WHERE w.id = $1 AND w.kind IN ('remote', 'standing') AND w.lost_at IS NULL"""
+_REQUESTED = "SELECT w.id, w.requested FROM pgworkd.workers w WHERE w.id = ANY ($1) AND w.lost_at IS NULL"
 _SET_POOLS = """SELECT pgworkd.set_pool($1, u.queue, u.slots, false, NULL, NULL, $2)
     FROM unnest($3::text[], $4::int[]) AS u (queue, slots)
     UNION ALL SELECT pgworkd.drop_pool($1, u.queue, $2) FROM unnest($5::text[]) AS u (queue)"""
@@ -136,8 +137,6 @@ class RemoteStore:
         for part in (self._beats, self._claims, self._settles):
             await part.close()
 
-    # Workers
-
     async def register(self, name: str, version: str, lease_s: float, kind: str = "remote") -> Registration:
         """Registers a worker of that kind under a new id and token."""
         token = uuid4()
@@ -172,6 +171,10 @@ class RemoteStore:
         args = (list(states), [token_of(each) for each in states], list(states.values()))
         return [Beat(*row) for row in await self._beats.fetch(_HEARTBEATS, *args)]
 
+    async def requested(self, workers: Sequence[int]) -> dict[int, str | None]:
+        """What operators request of those of these workers that are not presumed dead."""
+        return {row[0]: row[1] for row in await self._beats.fetch(_REQUESTED, workers)}
+
     async def news(self, workers: Sequence[int], held: Sequence[Held] = ()) -> News:
         """Which attempts of these workers are to be cancelled, and which of those they hold run no more."""
         rows = await self._beats.fetch(_NEWS, workers, *_columns(held))
@@ -199,12 +202,9 @@ class RemoteStore:
 
     async def abandon(self, worker_id: int) -> list[UUID] | None:
         """Ends a worker's registration; the jobs that go back, or (`max_attempts` of 1) are dead. None: it is lost."""
-        found: list[UUID] | None = await self._settles.value(
-            "SELECT pgworkd.abandon($1, $2)", worker_id, token_of(worker_id)
-        )
+        sql = "SELECT pgworkd.abandon($1, $2)"
+        found: list[UUID] | None = await self._settles.value(sql, worker_id, token_of(worker_id))
         return found
-
-    # Claim
 
     async def claim_for(self, waiters: Sequence[Waiter], order: ClaimOrder, standing: int, nonce: UUID) -> RemoteClaims:
         """Claims for those that wait, the first of them first. Of `order`, worker and limit are not used.

@@ -53,6 +53,8 @@ def is_public(address: str) -> bool:
 def check_url(url: str, *, allow_private: bool = False) -> SplitResult:
     """The parts of a URL that requests may be sent to. UsageError says what is wrong; names are looked up later."""
     parts = _parts(url)
+    if parts.scheme in PORTS and not url.startswith(f"{parts.scheme}://"):
+        raise UsageError(f"the URL begins with {url[:8]!r}: write {parts.scheme}:// in lower case")
     if parts.scheme not in PORTS:
         raise UsageError(f"the URL begins with {parts.scheme[:20]!r}: https:// is needed, or http://")
     if parts.username is not None or parts.password is not None:

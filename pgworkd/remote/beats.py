@@ -178,14 +178,16 @@ class Beats:
                 beat.fail(DatabaseBusy("the worker's row is locked by another transaction", sqlstate="55P03"))
 
     async def _look_up(self) -> None:
-        """Reads news that a notification has announced: an attempt is to be cancelled."""
+        """Reads news that a notification has announced: an attempt is to be cancelled, or a worker asked to stop."""
         while True:
             await self._asked_for.wait()
             self._asked_for = anyio.Event()
             asked, self._asked = self._asked, set()
-            known = {each: worker.requested for each in asked if (worker := self._workers.find(each)) is not None}
             try:
-                self._workers.apply(await self._store.news(list(known)), known)
+                requested = await self._store.requested(
+                    [each for each in asked if self._workers.find(each) is not None]
+                )
+                self._workers.apply(await self._store.news(list(requested)), requested)
             except PgworkdError as error:  # the next beat brings it
                 await anyio.sleep(self._outage.failed(error))
             await anyio.sleep(NEWS_PERIOD_S)

@@ -170,7 +170,8 @@ class RemotePool(ClaimLoop):
         """One more waits."""
         self._waiting[waiter] = None
         is_due = self._due_at is not None and self._due_at <= anyio.current_time()
-        if self.paused or not waiter.worker.free(self.queue, self.concurrency):
+        worker = waiter.worker
+        if self.paused or worker.requested is not None or not worker.free(self.queue, self.concurrency):
             waiter.refuse(self)
         elif self._may_find or not self.is_idle or is_due:
             self.claim_soon()
@@ -208,7 +209,8 @@ class RemotePool(ClaimLoop):
 
     def _may_serve(self, waiter: Waiter) -> bool:
         worker = waiter.worker
-        return waiter.is_open and not worker.is_lost and worker.free(self.queue, self.concurrency) > 0
+        may = waiter.is_open and not worker.is_lost and worker.requested is None
+        return may and worker.free(self.queue, self.concurrency) > 0
 
     async def _claim(self) -> Claims | None:
         standing, nonce = await self._workers.standing(), uuid4()

@@ -254,7 +254,7 @@ class Settles:
         if status is not None and status in _STATUSES[item.outcome.ending]:
             item.end(Answer(Settled.BEFORE, status))
             return
-        said = "it has ended" if status is None else f"the job is {status}"
+        said = "that attempt has ended" if status is None else f"the job is {status}"
         item.end(LeaseLost(f"attempt {item.held.attempt} of job {item.held.job_id} runs no more here: {said}"))
 
     def _failed(self, item: _Item, error: PgworkdError) -> None:

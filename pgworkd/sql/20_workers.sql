@@ -132,7 +132,8 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Of these kinds, those for which another worker has a handler that serves the queue, has a lease
--- and is not stopping. Locks nothing.
+-- and is not stopping. A remote worker, which does not say what it knows, may have any. Locks
+-- nothing.
 CREATE OR REPLACE FUNCTION kinds_elsewhere(p_worker int, p_queue text, p_kinds text[])
 RETURNS text[]
 LANGUAGE sql STABLE AS $$
@@ -140,8 +141,9 @@ LANGUAGE sql STABLE AS $$
         SELECT u.kind FROM unnest(p_kinds) AS u (kind)
         WHERE EXISTS (SELECT FROM pools p JOIN workers w ON w.id = p.worker_id
                       WHERE p.queue = p_queue AND w.id <> p_worker AND w.state = 'running'
-                        AND w.lost_at IS NULL
-                        AND w.lease_until > clock() AND u.kind = ANY (w.kinds)))
+                        AND w.lost_at IS NULL AND w.lease_until > clock()
+                        AND (u.kind = ANY (w.kinds) OR w.kinds IS NULL AND w.kind = 'remote'
+                             AND w.requested IS NULL)))
 $$;
 
 -- Removes a worker that runs nothing any more. False if it still has running jobs, which its row

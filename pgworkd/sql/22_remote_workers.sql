@@ -112,9 +112,9 @@ BEGIN
     RETURN coalesce(v_ids, '{}');
 END $$;
 
--- What an operator asks of a worker, which learns it with its next heartbeat: 'quiet', claim
--- nothing more; 'stop', and end; NULL, go on. Audited. False: there is no such worker, or it cannot
--- be asked. Locks the worker's row.
+-- What an operator asks of a worker, of which its gateways are notified: 'quiet', claim nothing
+-- more; 'stop', and end; NULL, go on. Audited. False: there is no such worker, or it cannot be
+-- asked. Locks the worker's row.
 CREATE OR REPLACE FUNCTION ask_worker(p_worker int, p_what text, p_who text DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -132,5 +132,6 @@ BEGIN
             jsonb_build_object('worker', p_worker, 'name', v_old.name,
                                'requested', v_old.requested),
             jsonb_build_object('worker', p_worker, 'name', v_old.name, 'requested', p_what));
+    PERFORM pg_notify('pgworkd', jsonb_build_object('worker', p_worker)::text);
     RETURN true;
 END $$;

@@ -47,6 +47,8 @@ class Access:
                 found = closest(scope, SCOPES)
                 hint = f"did you mean {found!r}?" if found else f"give one of {', '.join(SCOPES)}"
                 raise UsageError(f"unknown scope {scope[:40]!r}: {hint}")
+            if isinstance(queues, str):
+                raise UsageError(f"scope {scope} has the queues {queues[:40]!r}: give a list, as in [{queues[:40]!r}]")
             if queues is not None and not 1 <= len(queues) <= QUEUES_MAX:
                 raise UsageError(
                     f"scope {scope} has {counted(len(queues), 'queue')}: give 1 to {QUEUES_MAX}, or none for all"
@@ -67,6 +69,14 @@ class Access:
         if patterns is None:
             return True
         return queue is not None and any(fnmatchcase(queue, pattern) for pattern in patterns)
+
+    def covers(self, other: Access) -> bool:
+        """Whether all that the other one may do is allowed here, too, by the same patterns or for all queues."""
+        for scope, queues in other.scopes.items():
+            ours = self.scopes.get(scope, ())
+            if ours is not None and (queues is None or not set(queues) <= set(ours)):
+                return False
+        return True
 
     def has(self, scope: str) -> bool:
         """Whether the scope is there, for whatever queues."""

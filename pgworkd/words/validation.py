@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -49,6 +49,12 @@ def text(value: object, what: str, chars_max: int) -> str:
 
         encode(value, what, object_only=False)
     return value
+
+
+def one_of(value: str | None, what: str, known: Sequence[str]) -> None:
+    """Raises UsageError unless the value is None or one of these."""
+    if value is not None and value not in known:
+        raise UsageError(f"{what} {value[:100]!r}: give one of {', '.join(known)}")
 
 
 def whole(value: object, what: str, low: int, high: int) -> int:

@@ -120,8 +120,8 @@ BUGS = (
     ),
     sql(
         "handlers of dead workers count as available",
-        "                        AND w.lease_until > clock() AND u.kind",
-        "                        AND u.kind",
+        " AND w.lost_at IS NULL AND w.lease_until > clock()\n                        AND (u.kind",
+        " AND w.lost_at IS NULL\n                        AND (u.kind",
         tests="tests/sql/test_claim_left_out.py",
     ),
     python(

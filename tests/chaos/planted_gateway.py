@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import python
+from tests.chaos.bug import python, sql
 
 _WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_options.py"
 _FAULTS = "tests/http/test_worker_faults.py"
@@ -223,7 +223,42 @@ BUGS = (
         "remote/settles",
         "            if self.call.left == 0:",
         "            if self.call.left >= 0:",
-        tests="tests/http/test_workers.py",
+        tests=_WORKERS,
+    ),
+    sql(
+        "a daemon takes what only a worker in another language knows",
+        "                        AND (u.kind = ANY (w.kinds) OR w.kinds IS NULL AND w.kind = 'remote'\n"
+        "                             AND w.requested IS NULL)))",
+        "                        AND u.kind = ANY (w.kinds)))",
+        tests="tests/http/test_mixed_fleet.py",
+    ),
+    python(
+        "who may do less than when the request came is answered",
+        "http/request/gateway",
+        "                if not (await authorized(authorize, self._request)).covers(self._request.state.access):",
+        "                if not await authorized(authorize, self._request):",
+        tests="tests/http/test_waiting_tokens.py",
+    ),
+    python(
+        "a worker that is asked to be quiet is given jobs",
+        "remote/pool",
+        " and worker.requested is None\n",
+        "\n",
+        tests=_WORKERS,
+    ),
+    python(
+        "a worker that waits does not learn what it is asked",
+        "remote/beats",
+        "self._workers.apply(await self._store.news(list(requested)), requested)",
+        "self._workers.apply(await self._store.news(list(requested)), dict.fromkeys(requested))",
+        tests=_WORKERS,
+    ),
+    python(
+        "an error of an application's own check is logged with its variables",
+        "http/request/failures",
+        "exception=said",
+        "exc_info=error",
+        tests="tests/http/test_waiting_tokens.py",
     ),
     python(
         "a stop of a remote daemon waits for its claims",

@@ -136,7 +136,7 @@ def _operations() -> list[Probe]:
         Probe("discarding by filter", "narrow", "POST", "/v1/jobs/discard", {"queue": "vault", "status": "dead"}),
         Probe("counting by a dry run", "narrow", "POST", "/v1/jobs/retry?dry_run=true", {"queue": "vault"}),
         Probe("listing a queue", "narrow", "GET", "/v1/jobs?queue=vault"),
-        Probe("listing two queues", "narrow", "GET", "/v1/jobs?queue=public&queue=vault"),
+        Probe("listing two queues", "narrow", "GET", "/v1/jobs?queue=public&queue=vault", control=False),
         Probe("listing with SQL", "narrow", "GET", "/v1/jobs?queue=public'%20OR%20'1'='1", filtered=True,
               control=False),
         Probe("listing all", "narrow", "GET", "/v1/jobs"),

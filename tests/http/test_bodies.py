@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 from typing import Any
 
@@ -80,6 +81,7 @@ BAD = {
     "true for a number": (b'{"queue": "q", "priority": true}', (422,)),
     "a fraction for an integer": (b'{"queue": "q", "priority": 1.5}', (422,)),
     "a huge number": (b'{"queue": "q", "priority": 9007199254740993}', (422,)),
+    "a number that no float holds": (b'{"queue": "q", "payload": {"a": 1e400}}', (422,)),
     "5,000 digits": (b'{"queue": "q", "priority": ' + b"9" * 5000 + b"}", (400,)),
     "5,000 digits in a payload": (b'{"queue": "q", "payload": {"a": ' + b"9" * 5000 + b"}}", (422,)),
     "1e5000 in a payload": (b'{"queue": "q", "payload": {"a": 1e5000}}', (422,)),
@@ -114,6 +116,7 @@ SAID = {
     "a lone surrogate in a payload": HALF,
     "a payload that is a list": "must be a JSON object",
     "an unknown member": '{"pointer":"/queeu","detail":"There is no such member"}',
+    "a number that no float holds": "payload.a is inf, which JSON does not know: pass null (None) or text",
     "5,000 digits": "an integer may have 4,300 digits (line 1, column 28)",
 }
 
@@ -128,6 +131,15 @@ async def test_bad_bodies_are_refused_with_what_to_do_and_create_nothing(dsn: st
             assert SAID.get(what, "") in answer.text, (what, answer.text)
             assert len(answer.content) < 3000, what
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+async def test_a_compressed_body_is_refused_by_the_name_of_its_coding(dsn: str) -> None:
+    async with calling(dsn) as call:
+        for coding, status in (("gzip", 415), ("br", 415), ("identity", 400)):
+            headers = JSON | {"Content-Encoding": coding}
+            answer = await call("POST", "/v1/jobs", content=gzip.compress(b'{"queue": "q"}'), headers=headers)
+            assert (answer.status_code, coding in answer.json()["detail"]) == (status, status == 415)
+        assert (await call("POST", "/v1/jobs", content=b'{"queue": "q"}', headers=headers)).status_code == 201
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -43,7 +43,7 @@ async def test_only_hosts_of_the_list_are_served(dsn: str, host: str, served: bo
 )
 async def test_pages_of_other_sites_change_nothing(dsn: str, headers: dict[str, str], served: bool) -> None:
     async with calling(dsn) as call:
-        answer = await call("POST", "/v1/queues/q/pause", headers=headers)
+        answer = await call("POST", "/v1/queues/q/pause?create=true", headers=headers)
         assert (answer.status_code == 200) == served, answer.text
         assert (await call("GET", "/v1/queues", headers=headers)).status_code == 200
         assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -126,6 +126,9 @@ async def test_a_parameter_that_a_route_has_not_is_refused_and_nothing_done(
             assert (code, slug) == (422, "invalid")
             assert hint in found["errors"][0]["detail"]
         assert (await call.problem("GET", "/v1/queues?queue=q"))[0] == 422
+        twice = await call.problem("GET", "/v1/jobs?queue=q&queue=r")
+        assert twice[2]["errors"] == [{"in": "query/queue", "detail": "it is given twice: give it once"}]
+        assert await call.ok("GET", "/v1/jobs?queue=q&status=pending")
         assert (await call.ok("POST", "/v1/jobs/cancel?dry_run=true", all_of_it))["matches"] == 1
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 1
 

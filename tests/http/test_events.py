@@ -16,6 +16,7 @@ from pgworkd.http.request import followed
 from pgworkd.http.request.followed import Followed
 from pgworkd.http.request.gateway import Gateway
 from pgworkd.http.routes import events
+from pgworkd.words.access import Access
 from tests.http.test_server import stack
 from tests.kits.daemon import insert, until
 from tests.kits.gateway import LIMIT_S, Scopes, also, calling, served, token
@@ -71,7 +72,7 @@ async def test_a_change_is_told_within_seconds_and_no_change_is_not(dsn: str, db
             first = dict([await anext(stream), await anext(stream)])
             assert first["queues"] == []
             assert [entry["what"] for entry in first["audit"]] == ["token"]
-            await client.post("/v1/queues/mail/pause")
+            await client.post("/v1/queues/mail/pause?create=true")
             told = dict([await anext(stream), await anext(stream)])
             assert told["audit"][0]["what"] == "queue"
             assert told["queues"][0]["paused"]
@@ -118,6 +119,30 @@ async def test_a_revoked_token_ends_the_stream(dsn: str, monkeypatch: pytest.Mon
         await call.ok("DELETE", f"/v1/tokens/{other.token.split('_')[1]}")
         async with asyncio.timeout(LIMIT_S):
             assert (await stream).status_code == 200
+
+
+async def test_who_may_do_less_goes_on_as_long_as_the_lists_may_be_read(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("request.gateway.CHECKED_S", "routes.events.CHECK_S"):
+        monkeypatch.setattr(f"pgworkd.http.{place}", 0.05)
+    async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
+        gateway: Gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        allowed, asked = Access.full("u"), 0
+
+        def authorize(_: Any) -> Access:
+            nonlocal asked
+            asked += 1
+            return allowed
+
+        gateway._authorize = authorize
+        stream = tasks.create_task(call("GET", "/v1/events?of=queues&for_s=86400"))
+        await until(lambda: gateway.waiters == 1)
+        allowed, asked = Access("u", {"read": ("q",)}), 0
+        await until(lambda: asked > 3)
+        assert not stream.done()
+        allowed = Access("u", {"work": None})
+        assert (await stream).status_code == 200
 
 
 async def test_a_gateway_that_stops_ends_its_streams(dsn: str) -> None:

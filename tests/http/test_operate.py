@@ -122,6 +122,36 @@ async def test_jobs_to_which_an_operation_does_not_apply_are_named_with_the_reas
         assert (await call.problem("POST", "/v1/jobs/explode", {"ids": [waits]}))[:2] == (422, "invalid")
 
 
+async def test_ids_and_a_filter_are_not_given_together(dsn: str, db: Db) -> None:
+    async with calling(dsn) as call:
+        one = (await call.ok("POST", "/v1/jobs", {"queue": "q"}))["id"]
+        for more in ({"queue": "r"}, {"status": "failed"}, {"kind": "k"}, {"all_queues": True}, {"limit": 1}):
+            for path in ("cancel", "retry", "discard", "undepend", "cancel?dry_run=true"):
+                code, _, found = await call.problem("POST", f"/v1/jobs/{path}", {"ids": [one]} | more)
+                assert (code, found["errors"][0]["pointer"]) == (422, f"/{next(iter(more))}")
+        assert await db.fetchval("SELECT status::text FROM pgworkd.jobs") == "pending"
+        assert (await call.ok("POST", "/v1/jobs/cancel", {"ids": [one], "all_queues": False}))["done"] == 1
+
+
+async def test_what_is_misspelt_is_named(dsn: str) -> None:
+    async with calling(dsn) as call:
+        await call.ok("POST", "/v1/jobs", {"queue": "email"})
+        code, _, found = await call.problem("GET", "/v1/jobs?status=done")
+        assert (code, "give one of pending, running" in found["detail"]) == (422, True)
+        code, _, found = await call.problem("POST", "/v1/queues/emial/pause")
+        assert (code, found["detail"].endswith("did you mean 'email'?")) == (404, True)
+        code, _, found = await call.problem("POST", "/v1/queues/new/pause")
+        assert (code, "?create=true" in found["detail"]) == (404, True)
+        assert [each["queue"] for each in (await call.ok("GET", "/v1/queues"))["queues"]] == ["email"]
+        assert (await call.ok("POST", "/v1/queues/new/pause?create=true"))["paused"]
+        assert (await call.problem("GET", "/v1/jbos"))[2]["detail"].startswith("there is no such path")
+        code, _, found = await call.problem("PUT", "/v1/schedules/s", {"queue": "email"})
+        assert (code, found["detail"]) == (422, "the schedule has no rule: give cron or every_s")
+        narrow = also(call, await token(dsn, {"read": ("email", "a*")}))
+        said = (await narrow.problem("GET", "/v1/jobs"))[2]["detail"]
+        assert said.endswith("for all queues; you have it for 'email', 'a*': name one, where the call takes a queue")
+
+
 async def test_an_operator_of_one_queue_touches_no_other(dsn: str, db: Db) -> None:
     async with calling(dsn) as call:
         mine = (await call.ok("POST", "/v1/jobs", {"queue": "mail"}))["id"]
@@ -153,7 +183,9 @@ async def test_settings_and_pauses_of_queues_whose_names_are_anything(dsn: str) 
             assert (await call.ok("GET", f"{path}/depth"))["depth"] == 0
         for body in ({"concurrency": 0}, {"rate": 5}, {"concurrency": 1.5}, {"nope": 1}, {}):
             assert (await call.problem("PATCH", "/v1/queues/fresh", body))[:2] == (422, "invalid"), body
-        assert (await call.problem("POST", "/v1/queues/q/pause", {"until": "2001-01-01T00:00:00Z"}))[0] == 422
+        assert (await call.problem("POST", "/v1/queues/q/pause?create=true", {"until": "2001-01-01T00:00:00Z"}))[
+            0
+        ] == 422
         assert (await call.problem("GET", "/v1/queues/nothing"))[:2] == (404, "not-found")
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from starlette.exceptions import HTTPException
+from structlog.testing import capture_logs
 
 from pgworkd.errors import DatabaseUnavailable
+from pgworkd.words.access import Access
 from tests.kits.daemon import until
 from tests.kits.gateway import also, calling, token
 from tests.kits.verbs import Db, insert
@@ -65,6 +67,87 @@ async def test_a_token_that_stays_good_waits_to_the_end(dsn: str, db: Db, monkey
             await until(lambda: checks >= 4)  # the first as it comes
             await insert(db)
             assert len(await waiting) == 1
+
+
+@pytest.mark.parametrize(
+    ("later", "ends"),
+    [
+        ({"work": ("z*",), "payload": None}, True),
+        ({"payload": None}, True),
+        ({"work": ("q",), "payload": None}, True),
+        ({"work": None, "payload": None}, False),
+        ({"work": None, "payload": None, "read": ("x",)}, False),
+    ],
+)
+async def test_who_may_do_less_while_one_waits_is_given_nothing(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, later: dict[str, Any], ends: bool
+) -> None:
+    monkeypatch.setattr("pgworkd.http.request.gateway.CHECKED_S", 0.1)
+    async with calling(dsn, workers=True) as call:
+        worker, asked = await registered(call), 0
+        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        authorize = gateway._authorize
+        gateway._authorize = lambda _: Access("u", {"work": None, "payload": None})
+
+        def narrowed(_: Any) -> Access:
+            nonlocal asked
+            asked += 1
+            return Access("u", later)
+
+        claim = {"worker": worker.id, "queues": ["q"], "max": 1, "wait_s": 20}
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(call("POST", "/v1/claims", claim, headers=worker.headers))
+            await until(lambda: gateway.waiters == 1)
+            gateway._authorize = narrowed
+            await until(lambda: waiting.done() if ends else asked >= 3)
+            gateway._authorize = authorize
+            (job_id,) = await insert(db)
+            answer = await waiting
+        assert answer.status_code == (403 if ends else 200)
+        running = await db.fetchval("SELECT status = 'running' FROM pgworkd.jobs WHERE id = $1", job_id)
+        assert running is not ends
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "says"),
+    [
+        *(((HTTPException(status, "not yours")), status, "not yours") for status in CHECKS),
+        (HTTPException(402, "pay"), 500, "HTTPException(402)"),
+        (HTTPException(500, "broken"), 500, "HTTPException(500)"),
+        (ZeroDivisionError("by nought"), 500, "by nought"),
+        ({"read": None}, 500, "authorize returned dict"),
+        (None, 500, "authorize returned NoneType"),
+        (lambda: Access("u", {"raed": None}), 500, "did you mean 'read'?"),
+        (lambda: Access("u", {"read": "jobs-*"}), 500, "give a list"),
+        (lambda: Access("", {}), 500, "the name"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_what_an_applications_own_check_does_wrong_is_logged_without_the_request(
+    dsn: str, check: Any, status: int, says: str, is_async: bool
+) -> None:
+    def checked(_: Any) -> Any:
+        if isinstance(check, Exception):
+            raise check
+        return check() if callable(check) else check
+
+    async def later(request: Any) -> Any:
+        return checked(request)
+
+    async with calling(dsn) as call:
+        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        gateway._authorize = later if is_async else checked
+        with capture_logs() as logs:
+            answer = await call("GET", "/v1/queues")
+        assert answer.status_code == status
+        assert call.token not in str(logs)
+        if status in CHECKS:
+            assert (answer.json()["detail"], logs) == (says, [])
+        else:
+            (entry,) = logs
+            assert "exc_info" not in entry, "a log of the application's own may show the variables of a traceback"
+            assert says in entry["exception"]
+            assert says not in answer.text
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,47 @@ async def test_an_operator_asks_a_worker_to_stop(dsn: str) -> None:
         assert (await worker.beat())["state"] == "run"
 
 
+async def test_a_worker_that_is_asked_while_it_waits_learns_it_at_once_and_is_given_nothing(dsn: str, db: Db) -> None:
+    async with calling(dsn, workers=True) as call:
+        worker, path = await registered(call), "/v1/workers/{}/ask"
+        for state in ("quiet", "stop"):
+            async with asyncio.TaskGroup() as tasks:
+                claim = tasks.create_task(worker.claimed(wait_s=20))
+                while not waiting(call):
+                    await asyncio.sleep(0.01)
+                await call.ok("POST", path.format(worker.id), {"state": state})
+                assert await claim == (await claim) | {"assignments": [], "state": state}
+            (job_id,) = await insert(db)
+            assert (await worker.claimed(wait_s=0.3))["assignments"] == []
+            assert await status(db, job_id) == "pending"
+            async with asyncio.TaskGroup() as tasks:
+                claim = tasks.create_task(worker.claimed(wait_s=20))
+                while not waiting(call):
+                    await asyncio.sleep(0.01)
+                await call.ok("POST", path.format(worker.id), {"state": None})
+                assert (await claim)["state"] == "run"
+            (got,) = await worker.claim(wait_s=20)
+            await worker.settle(got)
+
+
+async def test_a_lone_surrogate_in_what_people_read_is_shown(dsn: str, db: Db) -> None:
+    async with calling(dsn, workers=True) as call:
+        worker, headers = await registered(call), {"Content-Type": "application/json"}
+        for how, body in (
+            ("fail", b'{"message": "a\\ud800b"}'),
+            ("fail", b'{"traceback": "\\udfff", "type": "\\udc80"}'),
+            ("fail", b'{"message": "' + "é\\ud83d".encode() * 9 + b'"}'),
+            ("release", b'{"reason": "\\ud800"}'),
+        ):
+            await insert(db, max_attempts=2)
+            (got,) = await worker.claim(wait_s=20)
+            path = f"/v1/assignments/{got['assignment']}/{how}"
+            answer = await call("POST", path, content=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+        said = await db.fetch("SELECT errors->-1->>'message' FROM pgworkd.jobs ORDER BY id")
+        assert said[0][0] == "a\\ud800b"
+
+
 async def test_large_payloads_arrive_whole_and_answers_are_bounded(dsn: str, db: Db) -> None:
     text = "x" * 900_000
     await insert(db, 30, payload=json.dumps({"text": text}))

@@ -140,6 +140,8 @@ WRONG = {
     "file:///etc/passwd": "begins with 'file'",
     "gopher://example.com": "begins with 'gopher'",
     "javascript:alert(1)": "begins with 'javascript'",
+    "HTTPS://example.com/": "'HTTPS://': write https:// in lower case",
+    "Http://example.com/": "write http:// in lower case",
     "//example.com/x": "begins with ''",
     "example.com/x": "begins with ''",
     "": "begins with ''",

@@ -271,3 +271,29 @@ async def test_kinds_elsewhere_returns_the_kinds_of_live_workers_of_the_queue(db
         await db.execute(f"UPDATE pgworkd.workers SET {back} WHERE id = $1", theirs)  # noqa: S608
     await clock(31, db)
     assert await elsewhere() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "but", "knows"),
+    [
+        ("remote", "true", ["x", "z"]),
+        ("remote", "requested = 'quiet'", []),
+        ("remote", "state = 'stopping'", []),
+        ("remote", "lost_at = pgworkd.clock()", []),
+        ("remote", "kinds = '{z}'", ["z"]),
+        ("gateway", "true", []),
+        ("daemon", "true", []),
+    ],
+)
+async def test_a_remote_worker_that_does_not_say_what_it_knows_may_know_any_kind(
+    db: Db, kind: str, but: str, knows: list[str]
+) -> None:
+    sql = "SELECT pgworkd.register($1, 1, 'v', 30, gen_random_uuid(), $2, $3)"
+    mine = await db.fetchval(sql, "a", ["y"], "daemon")
+    theirs = await db.fetchval(sql, "b", None, kind)
+    for each in (mine, theirs):
+        await set_pool(db, each, "q")
+    if but != "true":
+        await db.execute(f"UPDATE pgworkd.workers SET {but} WHERE id = $1", theirs)  # noqa: S608
+    found = await db.fetchval("SELECT pgworkd.kinds_elsewhere($1, 'q', '{x,z}')", mine)
+    assert sorted(found) == knows

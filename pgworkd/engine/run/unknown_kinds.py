@@ -1,6 +1,7 @@
 """Jobs of kinds that this app has no handler for: as in a rolling deploy, in the old daemon.
 
-If another worker of the queue has a handler, the job is released at once, and claims leave the kind to that worker.
+If another worker of the queue has a handler, the job is released at once, and claims leave the kind to that worker; a
+worker in another language, which does not say what it has, may have any.
 Otherwise it is released with a delay and an error that says what is missing; very many such jobs are claimed in doses,
 so that they do not hold up the others.
 """
@@ -59,7 +60,7 @@ class UnknownKinds:
         known.met += 1
         if not known.elsewhere:
             return _released(kind)
-        return Outcome(Ending.RELEASED, reason=f"another worker has a handler for kind {kind!r}")
+        return Outcome(Ending.RELEASED, reason=f"kind {kind!r} is left to another worker of the queue")
 
     def left_out(self, queue: str) -> list[str]:
         """The kinds that a claim of this queue passes over now."""

@@ -27,6 +27,17 @@ def _text_only(value: object) -> object:
     return value
 
 
+def shown(chars_max: int) -> BeforeValidator:
+    """For text that people read: a lone surrogate in it is not refused, but shown as its escape."""
+
+    def escaped(value: object) -> object:
+        if isinstance(value, str) and not value.isascii() and len(value) <= chars_max:
+            return value.encode("utf-8", "backslashreplace").decode()[:chars_max]
+        return value
+
+    return BeforeValidator(escaped)
+
+
 def _object(value: object) -> JsonText:
     if not isinstance(value, JsonText) or not value.startswith("{"):
         raise ValueError("must be a JSON object")

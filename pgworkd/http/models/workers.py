@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
-from pgworkd.http.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut
+from pgworkd.http.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
 from pgworkd.words.json_text import JsonText
 
 QUEUES_MAX, SLOTS_MAX = 100, 10_000
@@ -131,7 +131,7 @@ class ProgressIn(Model):
 
     assignment: AssignmentText
     done: Annotated[float, Field(ge=0, le=1)]
-    message: Annotated[str, Field(max_length=500)] = ""
+    message: Annotated[str, shown(500), Field(max_length=500)] = ""
 
 
 class BeatIn(Model):
@@ -175,9 +175,13 @@ class CompleteIn(Model):
 class FailIn(Model):
     """Why an attempt has failed."""
 
-    type: Annotated[str, Field(min_length=1, max_length=200)] = Field("Error", description="The error's class")
-    message: Annotated[str, Field(max_length=100_000)] = Field("", description="4 KiB of it are kept")
-    traceback: Annotated[str, Field(max_length=500_000)] = Field("", description="16 KiB of it are kept")
+    type: Annotated[str, shown(200), Field(min_length=1, max_length=200)] = Field(
+        "Error", description="The error's class"
+    )
+    message: Annotated[str, shown(100_000), Field(max_length=100_000)] = Field("", description="4 KiB of it are kept")
+    traceback: Annotated[str, shown(500_000), Field(max_length=500_000)] = Field(
+        "", description="16 KiB of it are kept"
+    )
     retryable: bool = Field(True, description="False: the job is dead at once")
     retry_in_s: Delay | None = Field(None, description="Default: by the backoff of the queue")
 
@@ -186,7 +190,7 @@ class ReleaseIn(Model):
     """Gives an attempt back without a failure."""
 
     delay_s: Delay | None = Field(None, description="Seconds until it is due again; default: it keeps its place")
-    reason: Annotated[str, Field(max_length=1000)] | None = Field(
+    reason: Annotated[str, shown(1000), Field(max_length=1000)] | None = Field(
         None, description="Shown as the job's last error, where people should know why it waits"
     )
 

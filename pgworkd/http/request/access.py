@@ -7,15 +7,19 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import NamedTuple
 
 import anyio
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
 from pgworkd.admin.tokens import Known, TokenOperations
 from pgworkd.database.transactions import RequestPool
+from pgworkd.errors import UsageError
 from pgworkd.http.request.problems import Problem
 from pgworkd.words.access import SCOPES, Access, TokenText
+from pgworkd.words.redaction import redact
 
 Authorize = Callable[[Request], Access | Awaitable[Access]]
 """Says what the caller of a request may do, or raises `Problem("unauthenticated")`: in the place of the tokens."""
@@ -141,9 +145,30 @@ def anyone(_: Request) -> Access:
 
 
 async def authorized(authorize: Authorize, request: Request) -> Access:
-    """What `authorize`, sync or async, says."""
-    found = authorize(request)
-    return found if isinstance(found, Access) else await found
+    """What `authorize`, sync or async, says. Raises Problem, or AuthorizeError for a mistake of the application."""
+    try:
+        found = authorize(request)
+        if not isinstance(found, Access) and isawaitable(found):
+            found = await found
+    except HTTPException as error:
+        if isinstance(error, Problem):
+            raise
+        if (slug := CHECKS.get(error.status_code)) is None:
+            raise AuthorizeError(f"authorize raised {type(error).__name__}({error.status_code})") from error
+        raise Problem(slug, redact(str(error.detail)), headers=error.headers) from error
+    except UsageError as error:
+        raise AuthorizeError(f"authorize made an Access that is invalid: {error}") from error
+    if not isinstance(found, Access):
+        raise AuthorizeError(f"authorize returned {type(found).__name__}: an Access is needed")
+    return found
+
+
+class AuthorizeError(Exception):
+    """An application's own check of callers does what it must not; its request is answered with 500, and logged."""
+
+
+CHECKS = {401: "unauthenticated", 403: "forbidden", 429: "too-many-requests", 503: "authorization-unavailable"}
+"""What an application's own check may answer, in its own words."""
 
 
 def access_of(request: Request) -> Access:
@@ -157,5 +182,7 @@ def need(request: Request, scope: str, queue: str | None = None) -> Access:
     access = access_of(request)
     if not access.allows(scope, queue):
         where = "all queues" if queue is None else f"queue {queue!r}"
-        raise Problem("forbidden", f"this needs the scope {scope} ({SCOPES[scope]}) for {where}", scope=scope)
+        mine = ", ".join(map(repr, access.scopes.get(scope) or ())) if queue is None else ""
+        hint = f"; you have it for {mine}: name one, where the call takes a queue" if mine else ""
+        raise Problem("forbidden", f"this needs the scope {scope} ({SCOPES[scope]}) for {where}{hint}", scope=scope)
     return access

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import structlog
@@ -14,6 +15,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.http.request import problems
 from pgworkd.http.request.answers import problem_answer
 from pgworkd.http.request.problems import SLASH, Problem
+from pgworkd.words.redaction import redact
 
 _FRAMEWORKS = HTTPException.__mro__[1]
 """What routes of the framework itself raise: none of that name, no such method."""
@@ -38,9 +40,16 @@ def answer_to(error: Exception, scope: Any) -> Response | None:
             problem.headers = {"Allow": ", ".join(sorted(_methods(scope)))}
     else:
         request_id = scope.get("pgworkd.request_id", "")
-        structlog.get_logger("pgworkd").error("http.failed", request_id=request_id, exc_info=error)
+        # As text: an application may have a log that shows the variables of a traceback, tokens among them.
+        said = redact("".join(traceback.format_exception(error)))
+        structlog.get_logger("pgworkd").error("http.failed", request_id=request_id, exception=said)
         problem = Problem("internal", f"see the log of the gateway for request {request_id}")
     return problem_answer(problem, scope.get("root_path", ""))
+
+
+def clearer(kind: str, said: str) -> str:
+    """What pydantic says of an error of that type, in our words."""
+    return _CLEARER.get(kind) or said.removeprefix("Value error, ")
 
 
 def _methods(scope: Any) -> set[str]:
@@ -53,7 +62,7 @@ def _invalid(error: RequestValidationError) -> Problem:
     errors = []
     for each in error.errors()[:100]:
         where, *steps = each["loc"]
-        said = _CLEARER.get(each["type"]) or str(each["msg"]).removeprefix("Value error, ")
+        said = clearer(each["type"], str(each["msg"]))
         if where == "body" and not steps and each["type"] == "missing":
             said = "The body is empty: send a JSON object"
         place = "".join("/" + str(step).replace(SLASH, "/").replace("~", "~0").replace("/", "~1") for step in steps)

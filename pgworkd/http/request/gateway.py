@@ -153,17 +153,18 @@ class Gateway:
         for scope in list(self._waits):
             scope.cancel()
 
-    async def waited(self, request: Request, call: Callable[[], Awaitable[None]]) -> bool:
+    async def waited(self, request: Request, call: Callable[[], Awaitable[None]], *, checked: bool = True) -> bool:
         """Waits until the call returns; False if the caller has gone before, or the gateway stops.
 
-        Problem too-many-waiters if there are too many.
+        Problem too-many-waiters if there are too many; what `authorize` raises by then, or forbidden if the caller may
+        do less than when the request came. `checked` False: the call looks after that itself.
         """
         if self.waiters >= self.options.waiters_max:
             raise Problem("too-many-waiters", f"{self.waiters:,} requests wait here already")
         if self._stopping:
             return False
         self.waiters += 1
-        waits, done = _Waits(request), False
+        waits, done = _Waits(request, checked=checked), False
         with waits.scope:
             self._waits.add(waits.scope)
             watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
@@ -187,8 +188,8 @@ class Gateway:
 class _Waits:
     """A request that waits."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, request: Request, *, checked: bool) -> None:
+        self._request, self._checked = request, checked
         self.scope = anyio.CancelScope()
         """Of the wait."""
         self.refused: Exception | None = None
@@ -203,7 +204,8 @@ class _Waits:
         async with anyio.create_task_group() as tasks:
             self._watch = tasks.cancel_scope
             tasks.start_soon(self._until_gone)
-            tasks.start_soon(self._until_refused, authorize)
+            if self._checked:
+                tasks.start_soon(self._until_refused, authorize)
 
     def unwatch(self) -> None:
         """The wait has ended."""
@@ -218,11 +220,12 @@ class _Waits:
         self.scope.cancel()
 
     async def _until_refused(self, authorize: Authorize) -> None:
-        """A token is refused when it is revoked, or has expired."""
+        """A token is refused when it is revoked or has expired, or allows less than before."""
         while self.refused is None:
             await anyio.sleep(CHECKED_S)
             try:
-                await authorized(authorize, self._request)
+                if not (await authorized(authorize, self._request)).covers(self._request.state.access):
+                    raise Problem("forbidden", "what you may do has changed while the request waited: send it again")
             except Exception as error:  # noqa: BLE001 - of an application's own check; this request alone fails
                 if isinstance(error, Problem) or not isinstance(error, PgworkdError):
                     self.refused = error

@@ -119,9 +119,7 @@ _BY_SQLSTATE = {
     "57014": "timeout",
 }
 _BY_STATUS = {401: "unauthenticated", 403: "forbidden", 404: "not-found", 405: "method-not-allowed"}
-_BY_STATUS |= {413: "body-too-large", 429: "too-many-requests", 503: "authorization-unavailable"}
-_OF_CHECKS = {"unauthenticated", "forbidden", "too-many-requests", "authorization-unavailable"}
-"""What an application's own check of callers may say in its own words."""
+_BY_STATUS |= {413: "body-too-large"}
 _BY_TYPE = {
     JobFailed: "job-failed",
     LeaseLost: "stale-assignment",
@@ -173,7 +171,7 @@ def of(error: Exception) -> Problem:
         return error
     if isinstance(error, HTTPException) or hasattr(error, "status_code"):
         slug = _BY_STATUS.get(error.status_code, "internal" if error.status_code >= 500 else "invalid")
-        said = redact(str(getattr(error, "detail", ""))) if slug in _OF_CHECKS else ""
+        said = "there is no such path: see /v1/openapi.json" if slug == "not-found" else ""
         return Problem(slug, said, headers=getattr(error, "headers", None))
     if not isinstance(error, PgworkdError):
         return Problem("internal")

@@ -6,7 +6,7 @@ own. What it does beyond that for each request took longer than all of ours.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, get_origin
 
 from fastapi import Request, Response
@@ -81,7 +81,7 @@ class _Arguments:
         query = _NO_QUERY
         if request.scope["query_string"]:
             query = request.query_params
-            _check_query(query, self._queries)
+            _check_query(query, self._queries, self._lists)
         if self._body is not None:
             body = await request.body()
             _add(found, errors, self._body, ("body",), _value(request, body) if body else ..., given=bool(body))
@@ -114,11 +114,24 @@ def _value(request: JsonRequest, body: bytes) -> Any:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json" and not (declared.startswith("application/") and declared.endswith("+json")):
         raise Problem("not-json-type")
-    return parse(body)
+    try:
+        return parse(body)
+    except Problem:
+        if (coding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+            said = f"the body is not read with Content-Encoding: {coding[:20]}: send it as it is"
+            raise Problem("not-json-type", said) from None
+        raise
 
 
-def _check_query(query: Mapping[str, str], known: set[str]) -> None:
-    """Problem for a parameter that the route does not have: `?dryrun=true` must not do what `?dry_run=true` counts."""
+def _check_query(query: QueryParams, known: set[str], lists: set[str]) -> None:
+    """Problem for a parameter that the route does not have: `?dryrun=true` must not do what `?dry_run=true` counts.
+
+    And for one that is given twice, of which two readers may take different ones.
+    """
+    if twice := [name for name in query if name not in lists and len(query.getlist(name)) > 1]:
+        raise Problem(
+            "invalid", errors=[{"in": f"query/{twice[0][:100]}", "detail": "it is given twice: give it once"}]
+        )
     unknown = [name for name in query if name not in known]
     if unknown:
         name = unknown[0][:100]

@@ -17,6 +17,7 @@ from pgworkd.http.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, 
 from pgworkd.http.request.access import need
 from pgworkd.http.request.answers import BODY, Json, documented
 from pgworkd.http.request.bodies import BODY_S, CLOSE, parse
+from pgworkd.http.request.failures import clearer
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem, pointer
 from pgworkd.http.request.route import BulkRoute, Route
@@ -111,7 +112,8 @@ def _job(request: Request, line: bytes, number: int) -> NewJob:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"/{step}" for step in first["loc"])
-        raise Problem("invalid", where, errors=[{"pointer": place, "detail": str(first["msg"])}]) from None
+        said = clearer(first["type"], str(first["msg"]))
+        raise Problem("invalid", f"{where}: {place}: {said}", errors=[{"pointer": place, "detail": said}]) from None
     except UsageError as error:
         raise Problem("invalid", f"{where}: {error}", errors=[_fault(error, "")]) from None
     except Problem as problem:

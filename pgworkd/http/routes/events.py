@@ -109,7 +109,7 @@ class _Events(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Starlette's hook."""
-        await self._gateway.waited(self._request, partial(self._stream, send))
+        await self._gateway.waited(self._request, partial(self._stream, send), checked=False)
         if not self._began:  # the gateway stops
             await self._begin(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

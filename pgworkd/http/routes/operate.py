@@ -42,7 +42,7 @@ async def list_jobs(
     cursor: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """Jobs, live and finished, the newest first.
+    """Jobs, live and finished, in descending order of their ids: the newest first, but for ids of callers' own.
 
     A call looks at a bounded number of jobs: a page may have few that match, or none, and still a `next`.
     """
@@ -65,6 +65,9 @@ async def operate(request: Request, operation: Operation, which: FilterIn, *, dr
     """
     access = access_of(request)
     needed_any(request, "operate")
+    if which.ids is not None and (others := which.model_dump(exclude={"ids"}, exclude_defaults=True)):
+        said = "give either ids or a filter, not both"
+        raise Problem("invalid", said, errors=[{"pointer": f"/{name}", "detail": said} for name in others])
     if which.ids is None:
         need(request, "operate", which.queue)
     gateway = gateway_of(request)

@@ -17,9 +17,11 @@ from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.settings.queue import EffectiveSetting, effective_settings
 from pgworkd.words.access import Access
+from pgworkd.words.validation import closest
 
 router = APIRouter(prefix="/v1", tags=["queues"], route_class=Route)
 DEPTH_MAX = 100_000
+Create = Annotated[bool, Query(description="Also a queue that does not exist yet")]
 
 
 @router.get("/queues", response_model=QueuesOut, responses=documented())
@@ -65,11 +67,18 @@ async def set_queue(request: Request, queue: PathName, settings: QueueSettings) 
 
 
 @router.post("/queues/{queue}/pause", response_model=QueueOut, responses=documented(*BODY, "not-found"))
-async def pause_queue(request: Request, queue: PathName, pause: PauseIn | None = None) -> Response:
+async def pause_queue(
+    request: Request, queue: PathName, pause: PauseIn | None = None, *, create: Create = False
+) -> Response:
     """Start no more of its jobs, for a time or until resumed; running ones continue."""
     access = need(request, "operate", queue)
     wanted = pause or PauseIn()
     async with gateway_of(request).admin(access.name) as admin:
+        if not create and not await admin.queues.exists(queue):
+            visible = [name for name in await admin.queues.names() if access.allows("operate", name)]
+            found = closest(queue, visible)
+            hint = f"did you mean {found!r}?" if found else "send ?create=true for one that does not exist yet"
+            raise Problem("not-found", f"queue {queue!r} has no live job, no worker and no settings: {hint}")
         await admin.queues.pause(queue, wanted.for_s, wanted.until)
         return Json(await _queue(admin, queue))
 

@@ -59,6 +59,8 @@ async def next_occurrences(request: Request, name: PathName, *, n: Annotated[int
 async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Response:
     """Create a schedule, or replace it; not one that an application's code declares."""
     access = need(request, "operate", body.queue)
+    if body.cron is None and body.every_s is None:
+        raise Problem("invalid", "the schedule has no rule: give cron or every_s")
     when = body.cron if body.cron is not None else body.every_s or 0
     rule = Recurrence.parse(when, body.timezone, body.missed, body.missed_grace_s)
     if body.cron is not None and body.every_s is not None:
