@@ -182,6 +182,7 @@ class TransactionPool:
                 return connection, found
             except BROKEN as error:
                 problem = translate(error)
+                problem.__cause__ = error  # by which a caller tells what the server answered
                 self._suspect_s = time.monotonic()
             finally:
                 if not answered:

@@ -278,6 +278,18 @@ async def test_the_role_gateway_suffices_for_every_route(dsn: str) -> None:
         db.terminate()
 
 
+async def test_a_gateway_whose_role_lacks_rights_says_so(dsn: str) -> None:
+    """It is its operator's mistake, not the caller's, nor one of an application that checks callers by itself."""
+    db = await asyncpg.connect(dsn)
+    try:
+        async with granted(dsn, db) as roles, calling(dsn, database=ConnectionOptions(roles.dsn("worker"))) as call:
+            code, slug, found = await call.problem("GET", "/v1/queues")
+            assert (code, slug) == (403, "forbidden")
+            assert "permission denied for table tokens (42501); check user" in found["detail"]
+    finally:
+        db.terminate()
+
+
 @pytest.mark.parametrize(("parts", "absent"), [("api", "/v1/workers/7/beat"), ("workers", "/v1/jobs")])
 async def test_a_gateway_serves_the_parts_that_it_is_asked_for(dsn: str, parts: str, absent: str) -> None:
     async with calling(dsn, api=parts == "api", workers=parts == "workers") as call:

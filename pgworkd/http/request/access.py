@@ -146,6 +146,8 @@ def anyone(_: Request) -> Access:
 
 async def authorized(authorize: Authorize, request: Request) -> Access:
     """What `authorize`, sync or async, says. Raises Problem, or AuthorizeError for a mistake of the application."""
+    if isinstance(authorize, Tokens):
+        return await authorize(request)
     try:
         found = authorize(request)
         if not isinstance(found, Access) and isawaitable(found):
@@ -157,7 +159,7 @@ async def authorized(authorize: Authorize, request: Request) -> Access:
             raise AuthorizeError(f"authorize raised {type(error).__name__}({error.status_code})") from error
         raise Problem(slug, redact(str(error.detail)), headers=error.headers) from error
     except UsageError as error:
-        raise AuthorizeError(f"authorize made an Access that is invalid: {error}") from error
+        raise AuthorizeError(f"authorize raised {type(error).__name__}: {error}") from error
     if not isinstance(found, Access):
         raise AuthorizeError(f"authorize returned {type(found).__name__}: an Access is needed")
     return found
