@@ -308,7 +308,7 @@ def _text_fault(text: str) -> str | None:
 
 def _number_fault(node: float | None, path: str) -> tuple[str, str] | None:
     if isinstance(node, float) and not math.isfinite(node):
-        return path, f"is {float(node)}, which JSON does not know: pass null (None) or text"
+        return path, f"is {float(node)}, which JSON does not know: pass None/null or text"
     if isinstance(node, int) and node.bit_length() > DIGITS_MAX * 3 and abs(node) >= 10**DIGITS_MAX:
         return (
             path,

@@ -43,7 +43,7 @@ class Pause(Route):
     async def given(self) -> None:
         self.key = "one"
         await self.db.execute("DELETE FROM pgworkd.queues")
-        self.path, self.body = "/v1/queues/one/pause", {"for_s": 3600}
+        self.path, self.body = "/v1/queues/one/pause?create=true", {"for_s": 3600}
 
 
 class PutSchedule(Route):

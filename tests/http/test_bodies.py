@@ -116,7 +116,7 @@ SAID = {
     "a lone surrogate in a payload": HALF,
     "a payload that is a list": "must be a JSON object",
     "an unknown member": '{"pointer":"/queeu","detail":"There is no such member"}',
-    "a number that no float holds": "payload.a is inf, which JSON does not know: pass null (None) or text",
+    "a number that no float holds": "payload.a is inf, which JSON does not know: pass None/null or text",
     "5,000 digits": "an integer may have 4,300 digits (line 1, column 28)",
 }
 

@@ -113,7 +113,7 @@ CASES = [
             28,
             str(value),
             arguments(
-                f"payload.a.b is {value}, which JSON does not know: pass None or text", payload={"a": {"b": value}}
+                f"payload.a.b is {value}, which JSON does not know: pass None/null or text", payload={"a": {"b": value}}
             ),
         )
         for value in (float("nan"), float("inf"), float("-inf"))

@@ -91,7 +91,7 @@ RETURNED: list[tuple[Callable[[], Any], str]] = [
         f"{INVALID} takes 1,048,578 bytes, 1,048,576 bytes are allowed: store the data elsewhere and pass a reference",
     ),
     (return_nul, f"{INVALID}[0] holds a NUL character: remove it or encode the text"),
-    (return_nan, f"{INVALID}.mean is nan, which JSON does not know: pass None or text"),
+    (return_nan, f"{INVALID}.mean is nan, which JSON does not know: pass None/null or text"),
     (return_a_surrogate, f"{INVALID} holds a lone surrogate (half a character): remove it or encode the text"),
 ]
 RAISED: list[tuple[Callable[[], Any], str]] = [
