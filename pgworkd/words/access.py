@@ -25,6 +25,7 @@ SCOPES = {
 """Every scope, and what it allows. None includes another."""
 QUEUES_MAX = 100
 """Patterns of queues per scope."""
+_WILD = re.compile(r"[*?\[]")
 _TEXT = re.compile(r"pgw_([a-z0-9]{8,32})_([A-Za-z0-9_-]{20,100})")
 _ID_CHARS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -71,16 +72,26 @@ class Access:
         return queue is not None and any(fnmatchcase(queue, pattern) for pattern in patterns)
 
     def covers(self, other: Access) -> bool:
-        """Whether all that the other one may do is allowed here, too, by the same patterns or for all queues."""
+        """Whether all that the other one may do is allowed here, too.
+
+        A pattern with wildcards is covered by itself, by `*`, and by all queues: whether another one covers it is not
+        looked at.
+        """
         for scope, queues in other.scopes.items():
             ours = self.scopes.get(scope, ())
-            if ours is not None and (queues is None or not set(queues) <= set(ours)):
+            if ours is not None and (queues is None or not all(_covered(queue, ours) for queue in queues)):
                 return False
         return True
 
     def has(self, scope: str) -> bool:
         """Whether the scope is there, for whatever queues."""
         return scope in self.scopes
+
+
+def _covered(queue: str, patterns: Sequence[str]) -> bool:
+    if queue in patterns or "*" in patterns:
+        return True
+    return not _WILD.search(queue) and any(fnmatchcase(queue, pattern) for pattern in patterns)
 
 
 class TokenText(NamedTuple):

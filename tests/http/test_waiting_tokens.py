@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,9 +14,9 @@ from structlog.testing import capture_logs
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words.access import Access
 from tests.kits.daemon import until
-from tests.kits.gateway import also, calling, token
+from tests.kits.gateway import Caller, also, calling, token
 from tests.kits.verbs import Db, insert
-from tests.kits.workers import registered
+from tests.kits.workers import Worker, registered
 
 CHECKS = {401: "unauthenticated", 403: "forbidden", 429: "too-many-requests", 503: "authorization-unavailable"}
 
@@ -69,40 +70,58 @@ async def test_a_token_that_stays_good_waits_to_the_end(dsn: str, db: Db, monkey
             assert len(await waiting) == 1
 
 
+async def claimed(
+    call: Caller, worker: Worker, db: Db, authorize: Any, over: Callable[[asyncio.Task[httpx.Response]], bool]
+) -> tuple[httpx.Response, Any]:
+    """The answer to a claim during whose wait `authorize` decided until it was `over`; and the job inserted then."""
+    gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+    before, body = gateway._authorize, {"worker": worker.id, "queues": ["q"], "max": 1, "wait_s": 20}
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(call("POST", "/v1/claims", body, headers=worker.headers))
+        await until(lambda: gateway.waiters == 1)
+        gateway._authorize = authorize
+        await until(lambda: over(waiting))
+        gateway._authorize = before
+        (job_id,) = await insert(db)
+        return await waiting, job_id
+
+
 @pytest.mark.parametrize(
-    ("later", "ends"),
+    ("work", "later", "ends"),
     [
-        ({"work": ("z*",), "payload": None}, True),
-        ({"payload": None}, True),
-        ({"work": ("q",), "payload": None}, True),
-        ({"work": None, "payload": None}, False),
-        ({"work": None, "payload": None, "read": ("x",)}, False),
+        (None, {"work": ("z*",)}, True),
+        (None, {"read": None}, True),
+        (None, {"work": ("*",)}, True),
+        (("q",), {"work": ("r",)}, True),
+        (("q", "r"), {"work": ("q",)}, True),
+        (("q*",), {"work": ("q?",)}, True),
+        (("[a-z]*",), {"work": ("?",)}, True),
+        (None, {"work": None}, False),
+        (None, {"work": None, "read": ("x",)}, False),
+        (("q",), {"work": None}, False),
+        (("q",), {"work": ("q*",)}, False),
+        (("q*",), {"work": ("*",)}, False),
+        (("q", "r"), {"work": ("r", "q", "s")}, False),
     ],
 )
 async def test_who_may_do_less_while_one_waits_is_given_nothing(
-    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, later: dict[str, Any], ends: bool
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, work: Any, later: dict[str, Any], ends: bool
 ) -> None:
+    """Who may do as much or more, in whatever words, is answered as before."""
     monkeypatch.setattr("pgworkd.http.request.gateway.CHECKED_S", 0.1)
     async with calling(dsn, workers=True) as call:
         worker, asked = await registered(call), 0
         gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
-        authorize = gateway._authorize
-        gateway._authorize = lambda _: Access("u", {"work": None, "payload": None})
+        gateway._authorize = lambda _: Access("u", {"work": work})
 
         def narrowed(_: Any) -> Access:
             nonlocal asked
             asked += 1
             return Access("u", later)
 
-        claim = {"worker": worker.id, "queues": ["q"], "max": 1, "wait_s": 20}
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(call("POST", "/v1/claims", claim, headers=worker.headers))
-            await until(lambda: gateway.waiters == 1)
-            gateway._authorize = narrowed
-            await until(lambda: waiting.done() if ends else asked >= 3)
-            gateway._authorize = authorize
-            (job_id,) = await insert(db)
-            answer = await waiting
+        answer, job_id = await claimed(
+            call, worker, db, narrowed, lambda waiting: waiting.done() if ends else asked >= 3
+        )
         assert answer.status_code == (403 if ends else 200)
         running = await db.fetchval("SELECT status = 'running' FROM pgworkd.jobs WHERE id = $1", job_id)
         assert running is not ends
@@ -164,24 +183,16 @@ async def test_what_an_applications_own_check_raises_while_one_waits_is_of_that_
     monkeypatch.setattr("pgworkd.http.request.gateway.CHECKED_S", 0.1)
     async with calling(dsn, workers=True) as call:
         worker, raised = await registered(call), 0
-        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
-        authorize = gateway._authorize
 
         async def fails(_: Any) -> Any:
             nonlocal raised
             raised += 1
             raise error
 
-        claim = {"worker": worker.id, "queues": ["q"], "max": 1, "wait_s": 20}
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(call("POST", "/v1/claims", claim, headers=worker.headers))
-            await until(lambda: gateway.waiters == 1)
-            gateway._authorize = fails
-            await until(lambda: raised >= 2 if status is None else waiting.done())
-            gateway._authorize = authorize
-            await insert(db)
-            answer = await waiting
-            assert answer.status_code == (status or 200)
-            if status in CHECKS:
-                assert (answer.json()["type"].split("/")[-1], answer.json()["detail"]) == (CHECKS[status], "not yours")
+        answer, _ = await claimed(
+            call, worker, db, fails, lambda waiting: raised >= 2 if status is None else waiting.done()
+        )
+        assert answer.status_code == (status or 200)
+        if status in CHECKS:
+            assert (answer.json()["type"].split("/")[-1], answer.json()["detail"]) == (CHECKS[status], "not yours")
         assert await call.ok("GET", "/v1/queues"), "the gateway goes on"
