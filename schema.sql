@@ -39,6 +39,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0005_gateway.sql
 \ir pgworkd/sql/migrations/0006_remote.sql
 \ir pgworkd/sql/migrations/0007_push.sql
+\ir pgworkd/sql/migrations/0008_repairs.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -639,5 +640,6 @@ FROM workers w LEFT JOIN (SELECT k.worker_id, array_agg(k.queue::text ORDER BY k
 
 \ir pgworkd/sql/95_results.sql
 \ir pgworkd/sql/98_plans.sql
+\ir pgworkd/sql/migrations/0001_prototypes.sql
 \ir pgworkd/sql/99_finish.sql
 COMMIT;

@@ -64,6 +64,7 @@ SLOW = {
     "tests/engine/test_cli_bench_faults.py*": _COMMANDS,
     "tests/engine/test_metrics_*": _COMMANDS,
     "tests/engine/test_migrate_from_*": _COMMANDS,
+    "tests/sql/test_every_schema.py*any_schema*": "a hundred schemas, each installed and migrated",
     "tests/engine/test_modes_process.py*": _COMMANDS,
     "tests/engine/test_process_ends.py*its_own_fork_lives*": _COMMANDS,
     "tests/engine/test_registry.py*never_imported*": _COMMANDS,

@@ -13,12 +13,12 @@ from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
-VERSION = 7
+VERSION = 8
 """The schema this program speaks: `schema_version.version` as written by `99_finish.sql`.
 
-To change a table: edit it in `schema.sql`; bring databases of the version before there in `migrations/NNNN_name.sql`,
-included by `schema.sql`; raise the number here, in `00_begin.sql` and in `99_finish.sql`; keep the whole script of the
-version before in `tests/sql/versions`. Daemons of that version settle what they run beside the new schema: what they
+A schema that has landed never changes without a new number. To change one: edit it in `schema.sql` and its chapters;
+bring databases of the version before there in `migrations/NNNN_name.sql`, included by `schema.sql`; raise the number
+here, in `00_begin.sql` and in `99_finish.sql`. When it lands, its script and grants are added to `tests/sql/versions`. Daemons of that version settle what they run beside the new schema: what they
 call keeps its name, arguments and answer for one version; a new function that it calls gets, in the migration, the
 rights of an old one (see `0003_names.sql`), as the grants may not be applied again for a while.
 """

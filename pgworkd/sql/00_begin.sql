@@ -2,6 +2,8 @@
 -- installation, and notes who owns each function and who may call it (99_finish.sql).
 
 DO $$
+DECLARE
+    v_table text;
 BEGIN
     IF current_setting('server_encoding') <> 'UTF8' THEN
         RAISE EXCEPTION 'the encoding of this database is %, pgworkd needs UTF8',
@@ -10,7 +12,7 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock(1886873445, 0);  -- one installation at a time
     IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
-        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 7) THEN
+        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 8) THEN
             RAISE EXCEPTION
                 'the schema pgworkd is newer than this script: use that of the newer pgworkd'
                 USING ERRCODE = '55000';
@@ -19,12 +21,12 @@ BEGIN
     IF to_regnamespace('pgworkd') IS NULL THEN  -- IF NOT EXISTS needs rights even where it exists
         CREATE SCHEMA pgworkd;
     END IF;
-    IF to_regclass('pgworkd.audit') IS NOT NULL THEN  -- all that a second run locks, in lock order
-        LOCK TABLE ONLY pgworkd.jobs, ONLY pgworkd.job_dependencies, ONLY pgworkd.result_waiters,
-            ONLY pgworkd.batches, ONLY pgworkd.batch_additions, ONLY pgworkd.schedules,
-            ONLY pgworkd.queues, ONLY pgworkd.finished_jobs, ONLY pgworkd.audit
-            IN SHARE ROW EXCLUSIVE MODE;
-    END IF;
+    FOREACH v_table IN ARRAY ARRAY['jobs', 'job_dependencies', 'result_waiters', 'batches',
+            'batch_additions', 'schedules', 'queues', 'finished_jobs', 'audit'] LOOP
+        IF to_regclass('pgworkd.' || v_table) IS NOT NULL THEN  -- all locks, in their order
+            EXECUTE format('LOCK TABLE ONLY pgworkd.%I IN SHARE ROW EXCLUSIVE MODE', v_table);
+        END IF;
+    END LOOP;
     PERFORM set_config('pgworkd.functions_before', coalesce(json_agg(f)::text, '[]'), false)
     FROM (SELECT p.oid, p.proname AS name, p.proowner AS owner, p.proacl IS NULL AS is_publics,
                  ARRAY(SELECT a.grantee FROM aclexplode(p.proacl) a) AS grantees

@@ -29,7 +29,7 @@ from tests.kits import process
 from tests.kits.daemon import until
 from tests.kits.planting import ROOT
 from tests.kits.schema import catalog, differences
-from tests.sql.versions import schema_of
+from tests.sql.versions import schema_of, stored
 
 LAST_OF = {
     1: "1f3217520b0f5843b360e4a73cc150d758b60d70",
@@ -37,6 +37,8 @@ LAST_OF = {
     3: "b3e8768f5dd376a5c3d51aa57e6a891890fe327b",
 }
 """The last commit whose schema was of each version."""
+OLDEST = "4d5d168ee6025d35b6b5465904d23bdfae31266c"
+"""The oldest that anybody else has installed, two days before the last of version 1."""
 MANY = 200
 """After so many rounds the producer is slower: what it inserts while nobody claims has to be worked off by the test."""
 PERIOD_S = 2.0
@@ -52,10 +54,15 @@ def version(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def tree(tmp_path: Path, version: int) -> Path:
     """The project at the last commit of that version."""
+    return tree_of(LAST_OF[version], tmp_path)
+
+
+def tree_of(commit: str, tmp_path: Path) -> Path:
+    """The project at that commit."""
     git = shutil.which("git")
     if git is None:
         pytest.skip("there is no git")
-    archive = subprocess.run([git, "archive", LAST_OF[version]], cwd=ROOT, capture_output=True, check=False)
+    archive = subprocess.run([git, "archive", commit], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip("the history of this project is not here")
     directory = tmp_path / "tree"
@@ -75,7 +82,15 @@ async def old(empty_dsn: str, version: int) -> AsyncIterator[asyncpg.Connection[
 
 
 @pytest.fixture
-async def application(empty_dsn: str, old: asyncpg.Connection[Any]) -> AsyncIterator[asyncpg.Connection[Any]]:
+async def session(empty_dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A session in an empty database."""
+    connection = await asyncpg.connect(empty_dsn)
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture
+async def application(empty_dsn: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A session of an application in the same database."""
     connection = await asyncpg.connect(empty_dsn)
     yield connection
@@ -165,6 +180,41 @@ async def test_no_job_is_lost_when_migrating_under_daemons_of_a_previous_version
         assert failures == [], failures[:3]
     await old.execute("DROP TRIGGER given_back ON pgworkd.jobs")
     assert differences(await catalog(old), await catalog(db)) == []
+
+
+async def test_no_job_is_lost_when_migrating_under_daemons_of_the_oldest_schema(
+    empty_dsn: str, session: asyncpg.Connection[Any], application: asyncpg.Connection[Any], tmp_path: Path
+) -> None:
+    """They lose the function that renews their lease, and go on settling until it ends."""
+    tree, logs, stop = tree_of(OLDEST, tmp_path), [tmp_path / f"{n}.log" for n in range(2)], anyio.Event()
+    (oldest,) = (script for name, script in stored().items() if name.endswith("4fc6acb.sql"))  # the one at OLDEST
+    await session.execute(oldest)
+    await session.execute(process.TABLES)
+    acknowledged: list[Any] = []
+
+    async def produce() -> None:
+        while not stop.is_set():
+            acknowledged.append(await application.fetchval(_INSERTED))
+            await anyio.sleep(0.005)
+
+    with daemon(tree, empty_dsn, logs[0]) as first:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(produce)
+            await until(lambda: session.fetchval("SELECT count(*) > 200 FROM runs WHERE ended IS NOT NULL"), PATIENCE_S)
+            assert await schema.migrate(ConnectionOptions(empty_dsn)) == (1, schema.VERSION)
+            await until(lambda: session.fetchval(_IDLE), PATIENCE_S)
+            with daemon(ROOT, empty_dsn, logs[1]):
+                first.send_signal(signal.SIGTERM)
+                await anyio.to_thread.run_sync(first.wait, PATIENCE_S)
+                stop.set()
+                await until(lambda: session.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), PATIENCE_S)
+    ended = Counter(row[0] for row in await session.fetch("SELECT job FROM runs WHERE ended IS NOT NULL"))
+    assert ended == Counter(acknowledged)
+    finished = await session.fetch("SELECT id FROM pgworkd.finished_jobs WHERE status = 'completed'")
+    assert Counter(row[0] for row in finished) == ended
+
+
+_INSERTED = "INSERT INTO pgworkd.jobs (queue) VALUES ('work') RETURNING id"
 
 
 async def _nothing_was_lost(old: asyncpg.Connection[Any], acknowledged: list[Any]) -> None:

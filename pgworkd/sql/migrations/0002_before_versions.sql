@@ -11,6 +11,15 @@ BEGIN
         RETURN;
     END IF;
 
+    -- The prototypes, until 21 November 2026, are put aside; 0001_prototypes.sql takes their rows.
+    IF to_regclass('result_waiters') IS NULL THEN
+        SELECT format('CREATE SCHEMA pgworkd AUTHORIZATION %s', n.nspowner::regrole) INTO v_what
+        FROM pg_namespace n WHERE n.nspname = 'pgworkd';
+        ALTER SCHEMA pgworkd RENAME TO pgworkd_prototype;
+        EXECUTE v_what;
+        RETURN;
+    END IF;
+
     -- Columns. Only what is missing is altered: each ALTER TABLE waits for all readers.
     IF NOT EXISTS (SELECT FROM pg_attribute a
                    WHERE a.attrelid = 'workers'::regclass AND a.attname = 'token') THEN
@@ -98,70 +107,4 @@ BEGIN
                AND a.attname = 'started_at') THEN
         DROP VIEW job_progress;
     END IF;
-
-    -- Functions with other arguments, or another result. None of them is called by daemons whose
-    -- schema was brought up to date with their own script.
-    IF to_regprocedure('forget(int, int)') IS NOT NULL THEN
-        DROP FUNCTION forget(int, int);
-        DROP FUNCTION prune(int, int, int);
-    END IF;
-    FOREACH v_what IN ARRAY ARRAY[
-        'allowance(text, int)',
-        'apply_ends(bigint[])',
-        'by_turn(queues, int, tid[], tid[])',
-        'by_turn(queues, int, tid[], tid[], timestamptz)',
-        'by_turn(queues, int, tid[], tid[], timestamptz, boolean)',
-        'by_turn(queues, int, tid[], tid[], timestamptz, boolean, text[])',
-        'claim(int, text, int, text[], int[], int[], float8[], uuid[], int)',
-        'claim(int, text, int, text[], int[], int[], float8[], uuid[], int, uuid)',
-        'claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid)',
-        'claim(int, text, int, text[], int[], int[], float8[], uuid[], uuid, text[])',
-        'complete_own(uuid[], int[], text[], text[], timestamptz[], int[], int, uuid)',
-        'create_batch(text, text, text, uuid, boolean, text, boolean, int, jsonb, jsonb, text)',
-        'drop_pool(int, text)',
-        'due_keys(text, int, timestamptz)',
-        'heartbeat(int, text)',
-        'in_order(text, int, tid[], boolean)',
-        'in_order(text, int, tid[], boolean, text[])',
-        'in_order(text, int, tid[], boolean, text[], claim_place[])',
-        'in_order(text, int, tid[], real, boolean)',
-        'key_allowance(queues, text, int, int)',
-        'key_has_room(text, text)',
-        'mend_dependencies()',
-        'next_due(text[])',
-        'next_keys(text, text, int, timestamptz)',
-        'of_key(text, text, int, tid[])',
-        'of_key(text, text, int, tid[], text[])',
-        'payloads(uuid[], int[], int)',
-        'pick(text, int, tid[])',
-        'pick(text, int, tid[], timestamptz)',
-        'pick(text, int, tid[], timestamptz, text[])',
-        'put_schedule(text, text, text, text, int, text, text, text)',
-        'rate_allowance(timestamptz, int, real, int)',
-        'register(text, int, text, real)',
-        'register(text, int, text, real, uuid)',
-        'reopened(uuid[])',
-        'report_progress(uuid[], int[], real[], text[])',
-        'retry(uuid[], text)',
-        'running_of(int, float8)',
-        'running_of(int, uuid, float8)',
-        'set_pool(int, text, int, boolean, int, text)',
-        'settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[],
-          float8[], uuid[], int)',
-        'settle_and_claim(uuid[], int[], text[], int, text, int, text[], int[], int[],
-          float8[], uuid[], int, uuid)',
-        'settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], int, uuid)',
-        'settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text)',
-        'settle_completed(uuid[], int[], text[], text[], timestamptz[], int[], text, int, uuid)',
-        'settle_ended(uuid[], int[], text[], text[])',
-        'settle_failed(uuid[], int[], float8[], boolean[], text[], text[], text[],
-          timestamptz[], int[])',
-        'settle_released(uuid[], int[], float8[], text[])',
-        'sign_off(int)',
-        'spend(text, tid[])',
-        'wanted(int)',
-        'wanted(int, text)'
-    ] LOOP
-        EXECUTE format('DROP FUNCTION IF EXISTS %s', v_what);
-    END LOOP;
 END $migration$;

@@ -45,7 +45,7 @@ BEGIN
                                   THEN f || jsonb_build_object('name', v_new) ELSE f END)::text
             FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f),
             false);
-        EXECUTE format('DROP FUNCTION %s', v_old);
+        EXECUTE format('DROP FUNCTION IF EXISTS %s', v_old);
     END LOOP;
     PERFORM set_config('pgworkd.functions_before', (  -- a step of claim() that is new
         SELECT (jsonb_agg(f)

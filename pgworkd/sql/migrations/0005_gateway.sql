@@ -26,9 +26,9 @@ BEGIN
     PERFORM set_config('pgworkd.relations_like', (
         coalesce(nullif(current_setting('pgworkd.relations_like', true), ''), '{}')::jsonb
         || '{"tokens": "=jobs"}')::text, false);
-    DROP FUNCTION register(text, int, text, real, uuid, text[]);
-    DROP FUNCTION enqueue(text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8,
-                          jsonb, text, timestamptz, float8, text, text, text, text);
+    DROP FUNCTION IF EXISTS register(text, int, text, real, uuid, text[]);
+    DROP FUNCTION IF EXISTS enqueue(text, jsonb, text, int, timestamptz, float8, timestamptz, int,
+                          float8, jsonb, text, timestamptz, float8, text, text, text, text);
     ALTER TABLE workers
         ADD COLUMN kind text NOT NULL DEFAULT 'daemon' CONSTRAINT workers_kind_check
             CHECK (kind IN ('daemon', 'gateway', 'remote', 'standing')),

@@ -1,9 +1,15 @@
-"""The schema of each previous version, and a database with rows of every kind that it allowed."""
+"""Every schema that ever had a number, and a database with rows of every kind that it allowed.
+
+`schemas.tar.xz` holds, for each commit that changed the schema, the whole script and the grants as NUMBER-PLACE-COMMIT.
+The numbers up to 7 stand for several schemas each, as they changed while they were in use. From 8 on a schema that has
+landed never changes without a new number: its script is added here when it lands, and the next change finds it.
+"""
 
 from __future__ import annotations
 
-import gzip
+import functools
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +19,27 @@ TABLES = """workers pools queues rates schedules jobs finished_jobs batches batc
     pending_effects result_waiters refused_rows progress audit"""
 
 
+@functools.cache
+def stored() -> dict[str, str]:
+    """All scripts by name."""
+    with tarfile.open(Path(__file__).parent / "schemas.tar.xz") as packed:
+        files = {member.name: packed.extractfile(member) for member in packed.getmembers()}
+        return {name: file.read().decode() for name, file in files.items() if file is not None}
+
+
+def names(version: int) -> list[str]:
+    """The schemas of this number, in the order in which they came."""
+    return sorted(name for name in stored() if name.startswith(f"{version:04}-") and name.endswith(".sql"))
+
+
 def schema_of(version: int) -> str:
-    """The whole script of that version."""
-    return gzip.decompress((Path(__file__).parent / f"{version:04}.sql.gz").read_bytes()).decode()
+    """The last script of this number."""
+    return stored()[names(version)[-1]]
 
 
 def grants_of(version: int) -> str:
-    """The grants.sql of that version (1 and 2 have the same)."""
-    return gzip.decompress((Path(__file__).parent / f"grants_{max(version, 2):04}.sql.gz").read_bytes()).decode()
+    """The last grants.sql of this number (1 and 2 have the same)."""
+    return stored()[names(max(version, 2))[-1].replace(".sql", ".grants")]
 
 
 async def filled(db: Db) -> int:
