@@ -110,6 +110,7 @@ CREATE TABLE IF NOT EXISTS workers (
     lease_until timestamptz NOT NULL,
     lost_at     timestamptz,                            -- set by rescue(); never cleared
     schedules   text[],              -- declared in its code; NULL: not reported yet
+    rules       jsonb,               -- the same with their rules: see declare_rules()
     token       uuid,                -- NULL: restored by rescue(); such a row is never renewed
     kinds       text[],              -- its code has handlers for; NULL: not reported
     kind        text NOT NULL DEFAULT 'daemon'  -- remote: claims through a gateway
@@ -199,7 +200,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     created_at   instant NOT NULL DEFAULT clock(),
     started_at   instant,            -- when the last attempt was claimed; the handler starts later
     failed_at    instant,
-    expires_at   instant,            -- not started (attempts = 0) by then: expired
+    expires_at   instant,            -- not begun by then: expired
     dedupe_until instant,            -- dedupe_key stays taken until then, also after the job ended
     lease_until  timestamptz,        -- of a remote worker's attempt: see 36_assignments.sql
     cancel_requested_at instant,
@@ -228,6 +229,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     limit_key    key_text,           -- what the queue's limits per key and turns count by
     yields       boolean NOT NULL DEFAULT false,  -- while its retry waits, others may pass
     counted      boolean,            -- add_jobs() has counted it into its batch; not for enqueuers
+    begun        integer NOT NULL DEFAULT 0,  -- with expires_at: the first attempt to begin
     schedule     name_text,
     -- A `completed` row is no job: it keeps the dedupe_key of one that ended, whatever its outcome.
     CONSTRAINT status_must_be_one_of_a_live_job
@@ -278,7 +280,7 @@ CREATE INDEX IF NOT EXISTS jobs_running_limited ON jobs (queue, limit_key)
     WHERE status = 'running' AND limit_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_dead ON jobs (queue, failed_at) WHERE status = 'dead';
 CREATE INDEX IF NOT EXISTS jobs_expiring ON jobs (expires_at)
-    WHERE expires_at IS NOT NULL AND attempts = 0 AND status IN ('blocked', 'pending', 'failed');
+    WHERE expires_at IS NOT NULL AND begun = 0 AND status IN ('blocked', 'pending', 'failed');
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_dedupe ON jobs (queue, dedupe_key)
     WHERE dedupe_key IS NOT NULL AND status <> 'dead';
 CREATE INDEX IF NOT EXISTS jobs_kept_keys ON jobs (dedupe_until) WHERE status = 'completed';
@@ -450,9 +452,10 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   create_batch, add_jobs, seal_batch            A   batch (KEY SHARE); roots       22023, PW003
 --   await_results                                 A   result_waiters                 22023
 --   result_of, batch_results, batch_tree          AO  -                              22023, PW003
---   register, wanted, kinds_elsewhere, payloads,  D   -
---     next_due, depth, running_of,
---     ensure_schedules, missed_since
+--   register, wanted, kinds_elsewhere, next_due,  D   -
+--     depth, running_of, ensure_schedules,
+--     missed_since
+--   payloads                                      D   jobs with expires_at s
 --   heartbeat, worker_ended, sign_off,            D   worker; pool
 --     set_pool, drop_pool, heartbeats
 --   claim, claim_for                              D   workers (KEY SHARE), queue,    PW001
@@ -462,8 +465,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   complete_own (in the handler's transaction)   D   job; the rest is deferred
 --   hand_over, extend, fenced, abandon            D   workers, jobs
 --   report_progress, restore_occurrences          D   progress; schedules s
---   put_schedule, declare_schedules,              D   schedules, worker
---     retire_schedules, fail_schedule
+--   declare_rules, retire_schedules,              D   worker; schedules s
+--     fail_schedule
 --   rescue, fail_overdue, expire_jobs,            D   workers, jobs s, roots s
 --     mend_dependencies, mend_batches
 --   apply_effects, unblock, unblock_lines,        D   queues (try), roots s, jobs s

@@ -113,4 +113,5 @@ class Admin:
             [health.BrokenSchedule(*row) for row in await fetch(health.SCHEDULES)],
             [health.StuckDependency(*row) for row in await fetch(health.STUCK_DEPENDENCIES, health.DEAD_MAX)],
             health.PendingEffects(*(await fetch(health.EFFECTS, health.DEAD_MAX))[0]),
+            [health.DifferingSchedule(*row) for row in await fetch(health.DIFFERING)],
         )

@@ -73,6 +73,16 @@ class BrokenSchedule(NamedTuple):
     error: str
 
 
+class DifferingSchedule(NamedTuple):
+    """A schedule for which live workers declare different rules; `declared` and `in_force` are JSON."""
+
+    name: str
+    worker: str
+    """Who declares another rule than the one in force."""
+    declared: str
+    in_force: str
+
+
 class StuckDependency(NamedTuple):
     """A job that cannot complete by itself, and how many jobs depend on it, with the id of one as an example."""
 
@@ -163,6 +173,12 @@ ENDPOINTS = """SELECT e.name::text,
     ORDER BY e.disabled_at IS NULL, e.name LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""
+DIFFERING = """SELECT DISTINCT ON (s.name) s.name::text, w.name || ' (id ' || w.id || ')',
+        (w.rules -> s.name)::text, pgworkd.rule_of(s)::text
+    FROM pgworkd.workers w CROSS JOIN LATERAL jsonb_object_keys(w.rules) n (name)
+    JOIN pgworkd.schedules s ON s.name = n.name AND s.source = 'code'
+    WHERE w.lost_at IS NULL AND w.lease_until > pgworkd.clock() AND w.rules -> n.name <> pgworkd.rule_of(s)
+    ORDER BY s.name, w.id LIMIT 10"""
 STUCK_DEPENDENCIES = """WITH waits AS MATERIALIZED (
         SELECT w.depends_on, w.job_id FROM pgworkd.job_dependencies w
         WHERE w.on_failed_dependency = 'wait' AND NOT EXISTS (
@@ -190,3 +206,4 @@ class Health(NamedTuple):
     schedules: Sequence[BrokenSchedule]
     stuck: Sequence[StuckDependency]
     effects: PendingEffects
+    differing: Sequence[DifferingSchedule]

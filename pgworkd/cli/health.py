@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from pgworkd.admin.doctor_queries import Health, QueueHealth
+from pgworkd.admin.doctor_queries import DifferingSchedule, Health, QueueHealth
 from pgworkd.words.validation import counted
 
 OVERDUE_S = 60.0
@@ -29,7 +30,7 @@ def judged(health: Health) -> list[Finding]:
         *_or_ok("queues", [*_unserved(overdue), *_idle(overdue)], "no due job lacks a worker"),
         *_or_ok("endpoints", _endpoints(health), "none with queues is paused or disabled"),
         *_or_ok("kinds", _kinds(health), "every kind found has a handler"),
-        *_or_ok("schedules", _schedules(health), "no schedule is in error"),
+        *_or_ok("schedules", _schedules(health), "no schedule is in error, nor declared twice"),
         *_or_ok("dependencies", _stuck(health), "no job depends on a dead one"),
         *_or_ok("effects", _effects(health), "no effects of finished jobs are overdue"),
     ]
@@ -108,7 +109,19 @@ def _schedules(health: Health) -> list[Finding]:
             "bad", "schedules", f"{name!r} has no next occurrence: {' '.join(error.split())[:200]}", "correct its rule"
         )
         for name, error in health.schedules
-    ]
+    ] + [_differing(each) for each in health.differing]
+
+
+def _differing(found: DifferingSchedule) -> Finding:
+    ours, theirs = json.loads(found.declared), json.loads(found.in_force)
+    said = ", ".join(f"{what} {ours[what]!r}, not {theirs[what]!r}" for what in ours if ours[what] != theirs.get(what))
+    return Finding(
+        "warn",
+        "schedules",
+        f"{found.name!r} is declared differently by {found.worker}: {said[:200]}",
+        "if two services declare it, give one of the kinds another name; else it follows when the workers of the other "
+        "release are gone",
+    )
 
 
 def _stuck(health: Health) -> list[Finding]:

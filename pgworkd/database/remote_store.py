@@ -262,10 +262,7 @@ class RemoteStore:
         *,
         skip_locked: bool = False,
     ) -> dict[UUID, str]:
-        """Counts one failure each; the new status by id: failed, dead or cancelled.
-
-        A delay of None is that of the queue's settings.
-        """
+        """As `Store.settle_failed`; a delay of None is that of the queue's settings."""
         ids, attempts, *fence = _columns(held)
         more = [list(column) for column in zip(*(each[2:] for each in failed), strict=True)]
         args = (ids, attempts, *more, *_following(following), None, None)
@@ -277,13 +274,14 @@ class RemoteStore:
         held: Sequence[Held],
         delays_s: Sequence[float | None],
         messages: Sequence[str | None],
+        begun: Sequence[bool] | None = None,
         *,
         skip_locked: bool = False,
     ) -> set[UUID]:
-        """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
+        """As `Store.settle_released`."""
         ids, attempts, *fence = _columns(held)
-        args = (ids, attempts, delays_s, messages, None, None)
-        return set(await self._settles.value(_FENCED[settle_statements.RELEASED, skip_locked], *args, *fence))
+        sql, args = _FENCED[settle_statements.RELEASED, skip_locked], (ids, attempts, delays_s, messages)
+        return set(await self._settles.value(sql, *args, None, None, begun, *fence))
 
     async def settle_ended(
         self,
@@ -343,7 +341,7 @@ def _fenced(sql: str, parameters: int, *, skip: bool) -> str:
 _PARAMETERS = {
     settle_statements.COMPLETED: 9,
     settle_statements.FAILED: 11,
-    settle_statements.RELEASED: 6,
+    settle_statements.RELEASED: 7,
     settle_statements.ENDED: 6,
 }
 _FENCED = {(sql, skip): _fenced(sql, count, skip=skip) for sql, count in _PARAMETERS.items() for skip in (False, True)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pgworkd.database.connection import Connection
@@ -30,6 +31,18 @@ class ScheduleRow(NamedTuple):
     in_force_since: datetime | None = None
 
 
+class Undeclared(NamedTuple):
+    """A schedule that is not as this worker declares it.
+
+    `rule`: what is in force instead, by the columns of `schedules`, and `worker`, who declares that (None: the row is
+    locked); `rule` None: no worker declares the schedule, but it is enabled.
+    """
+
+    name: str
+    rule: dict[str, Any] | None
+    worker: str | None
+
+
 class Occurrence(NamedTuple):
     """The next occurrence of a schedule, computed under this revision of its rule."""
 
@@ -48,25 +61,14 @@ class ScheduleStore:
 
     _maintenance: Connection
 
-    async def put_schedule(
-        self,
-        name: str,
-        queue: str,
-        kind: str,
-        *,
-        cron: str | None,
-        every_s: int | None,
-        timezone: str,
-        missed: str,
-        payload: str,
-        missed_grace_s: float = 60.0,
-        waits_for_retries: bool = False,
-    ) -> None:
-        """Stores a schedule declared in code, or its changes; one disabled because no code declared it is enabled."""
-        await self._maintenance.value(
-            "SELECT pgworkd.put_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-            *(name, queue, kind, cron, every_s, timezone, missed, payload, missed_grace_s, waits_for_retries),
-        )
+    async def declare_rules(self, worker_id: int | None, rules: Mapping[str, Mapping[str, Any]]) -> list[Undeclared]:
+        """Declares the schedules of this worker's code, with their rules; returns what is not as declared.
+
+        `rules`: by name, the columns of `schedules`; `worker_id` is None before the registration.
+        """
+        sql = "SELECT name, rule::text, worker FROM pgworkd.declare_rules($1, $2::text::jsonb)"
+        rows = await self._maintenance.fetch(sql, worker_id, json.dumps(rules))
+        return [Undeclared(row[0], None if row[1] is None else json.loads(row[1]), row[2]) for row in rows]
 
     async def schedules(self) -> list[ScheduleRow]:
         """All enabled schedules."""
@@ -81,14 +83,6 @@ class ScheduleStore:
     async def fail_schedule(self, name: str, revision: int, error: str) -> bool:
         """Stores why a schedule has no next occurrence; True if that was not stored before."""
         return bool(await self._maintenance.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
-
-    async def declare_schedules(self, worker_id: int, names: Sequence[str]) -> dict[str, bool]:
-        """Declares this worker's schedules; returns those whose state is wrong, by name.
-
-        True: one of them is disabled, since no worker had declared it; False: one that no worker declares is enabled.
-        """
-        sql = "SELECT name, retired FROM pgworkd.declare_schedules($1, $2)"
-        return {row[0]: row[1] for row in await self._maintenance.fetch(sql, worker_id, names)}
 
     async def retire_schedules(self, names: Sequence[str]) -> list[str]:
         """Disables those of them that no worker declares; returns their names."""

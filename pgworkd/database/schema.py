@@ -18,9 +18,10 @@ VERSION = 8
 
 A schema that has landed never changes without a new number. To change one: edit it in `schema.sql` and its chapters;
 bring databases of the version before there in `migrations/NNNN_name.sql`, included by `schema.sql`; raise the number
-here, in `00_begin.sql` and in `99_finish.sql`. When it lands, its script and grants are added to `tests/sql/versions`. Daemons of that version settle what they run beside the new schema: what they
-call keeps its name, arguments and answer for one version; a new function that it calls gets, in the migration, the
-rights of an old one (see `0003_names.sql`), as the grants may not be applied again for a while.
+here, in `00_begin.sql` and in `99_finish.sql`. When it lands, its script and grants are added to `tests/sql/versions`.
+Daemons of that version settle what they run beside the new schema: what they call keeps its name, arguments and answer
+for one version; a new function that it calls gets, in the migration, the rights of an old one (see `0003_names.sql`),
+as the grants may not be applied again for a while.
 """
 PATIENCE_S = 300.0
 """How long `migrate` tries to get its locks, beside transactions that hold them."""

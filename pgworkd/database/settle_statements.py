@@ -5,7 +5,7 @@ from __future__ import annotations
 COMPLETED = "SELECT pgworkd.settle_completed($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 COMPLETED_BY_HANDLER = "SELECT pgworkd.complete_own($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 FAILED = "SELECT id, status FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4, $5, $6)"
+RELEASED = "SELECT pgworkd.settle_released($1, $2, $3, $4, $5, $6, $7)"
 ENDED = "SELECT pgworkd.settle_ended($1, $2, $3, $4, $5, $6)"
 SETTLED = """SELECT a.id, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
     FROM unnest($1::uuid[], $2::int[]) AS s (id, attempt)

@@ -30,7 +30,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.words.registration import Registration, token_of
 
 CHANNEL = "pgworkd"
-Payload = tuple[UUID, str | None, str | None]
+Payload = tuple[UUID, str | None, str | None, bool]
 LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""
 
@@ -49,7 +49,7 @@ class FailedAttempt(NamedTuple):
     error: str
 
 
-_PAYLOADS = "SELECT id, payload, meta FROM pgworkd.payloads($1, $2, $3, $4, $5)"
+_PAYLOADS = "SELECT id, payload, meta, expired FROM pgworkd.payloads($1, $2, $3, $4, $5, $6)"
 
 
 class Store(MaintenanceStore):
@@ -124,10 +124,21 @@ class Store(MaintenanceStore):
         return Claims.read(await self._claims.fetch(CLAIM, *order, token_of(order.worker_id)))
 
     async def payloads(
-        self, ids: Sequence[UUID], attempts: Sequence[int], bytes_max: int, worker_id: int | None = None
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        bytes_max: int,
+        worker_id: int | None = None,
+        begin: int | None = None,
     ) -> list[Payload]:
-        """(id, payload, meta) of attempts, in order, up to `bytes_max`; a payload of None: it no longer runs."""
-        return list(map(tuple, await self._reads.fetch(_PAYLOADS, ids, attempts, bytes_max, *fence(worker_id))))
+        """(id, payload, meta, expired) of attempts, in order, up to `bytes_max`.
+
+        The first `begin` (None: all) are about to begin, after which they cannot expire. A payload of None: the
+        attempt no longer runs, or its job has `expired` before it began. The answer ends before any other job that can
+        expire.
+        """
+        args = (ids, attempts, bytes_max, *fence(worker_id), begin)
+        return list(map(tuple, await self._reads.fetch(_PAYLOADS, *args)))
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
         """The kinds among these for which another live worker of the queue has a handler."""
@@ -210,12 +221,16 @@ class Store(MaintenanceStore):
         delays_s: Sequence[float | None],
         messages: Sequence[str | None],
         worker_id: int | None = None,
+        begun: Sequence[bool] | None = None,
         *,
         skip_locked: bool = False,
     ) -> set[UUID]:
-        """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
+        """Releases jobs without counting a failure; a delay of None keeps their place in the queue.
+
+        `begun`: which of the attempts have begun; None: all.
+        """
         sql = settle_statements.SKIPPING[settle_statements.RELEASED] if skip_locked else settle_statements.RELEASED
-        return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *fence(worker_id)))
+        return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *fence(worker_id), begun))
 
     async def settle_ended(
         self,

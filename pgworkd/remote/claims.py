@@ -15,6 +15,7 @@ from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.assignment import Assignment
+from pgworkd.words.job import Reason
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads of one answer; what does not fit is given back."""
@@ -127,7 +128,10 @@ class RemoteClaims:
         return found
 
     async def _read(self, given: dict[UUID, Given]) -> None:
-        """Reads the payloads that the claim has left out; a job whose row is damaged fails, and is left out."""
+        """Reads the payloads that the claim has left out.
+
+        A job whose row is damaged fails, one that has expired ends; both are left out.
+        """
         wanted = [each for each in given.values() if each.attempt.claimed.payload is None]
         size, some = 0, len(wanted)
         while wanted and size < ANSWER_BYTES_MAX:
@@ -140,7 +144,10 @@ class RemoteClaims:
                     del given[wanted.pop(0).held.job_id]
                 some = 1  # alone, each shows whether it is the damaged one
                 continue
-            for (attempt, _), (_, payload, meta) in zip(wanted, rows, strict=False):
+            for (attempt, held), (_, payload, meta, expired) in zip(wanted, rows, strict=False):
                 attempt.claimed = attempt.claimed._replace(payload=payload, meta=meta)
                 size += len(payload or "")
+                if expired:
+                    self._settles.expire(held, Reason.EXPIRED.value)
+                    del given[held.job_id]
             wanted = wanted[max(1, len(rows)) :]

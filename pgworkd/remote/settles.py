@@ -159,10 +159,10 @@ class Settles:
     def release(self, held: Sequence[Held]) -> None:
         """Gives back, without a failure, what was claimed for somebody who has gone; repeated until it is done."""
         for each in held:
-            self._put(_Item(each, Outcome(Ending.RELEASED)))
+            self._put(_Item(each, Outcome(Ending.RELEASED, begun=False)))
 
     def expire(self, held: Held, message: str) -> None:
-        """Ends an occurrence that was missed."""
+        """Ends an occurrence that was missed, or a job that has expired."""
         self._put(_Item(held, Outcome(Ending.EXPIRED, message=message)))
 
     def fail(self, held: Held, error: PgworkdError) -> None:
@@ -295,7 +295,8 @@ class Settles:
 
     async def _release(self, items: Sequence[_Item], _: _Attempts, *, skip: bool) -> dict[UUID, str]:
         delays, messages = [i.outcome.delay_s for i in items], [i.outcome.message for i in items]
-        won = await self._store.settle_released(_held(items), delays, messages, skip_locked=skip)
+        begun = [item.outcome.begun for item in items]
+        won = await self._store.settle_released(_held(items), delays, messages, begun, skip_locked=skip)
         return dict.fromkeys(won, "pending")
 
     async def _end(self, items: Sequence[_Item], _: _Attempts, *, skip: bool) -> dict[UUID, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from uuid import UUID
 
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore
+from pgworkd.database.schedule_store import Undeclared
 from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt, Store
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.engine.life.heartbeat import boot_time_s
@@ -242,26 +243,22 @@ class GatewayStore(Store):
 
     # What the gateway does.
 
-    async def put_schedule(self, name: str, queue: str, kind: str, **rule: Any) -> None:
-        """Stores a schedule of the code; it stays when the code declares it no more. UsageError without the right."""
-        body = {
-            "queue": queue,
-            "kind": kind,
-            "cron": rule["cron"],
-            "every_s": rule["every_s"],
-            "timezone": rule["timezone"],
-            "missed": rule["missed"],
-            "missed_grace_s": rule["missed_grace_s"],
-            "wait_for_retries": rule["waits_for_retries"],
-            "payload": json.loads(rule["payload"]),
-        }
-        try:
-            await self._http.call("PUT", f"/v1/schedules/{quote(name, safe='')}", body)
-        except UsageError as error:
-            raise UsageError(f"schedule {name!r} needs a token with the scope operate: {error}") from None
-        except DatabaseError as error:
-            if error.sqlstate != CONFLICT:  # a daemon with a database declares it, too
-                raise
+    async def declare_rules(self, worker_id: int | None, rules: Mapping[str, Mapping[str, Any]]) -> list[Undeclared]:
+        """Stores the schedules of the code, which stay when the code declares them no more.
+
+        `rules`: by name, the columns of `schedules`. UsageError without the right.
+        """
+        for name, rule in rules.items():
+            body = {**rule, "wait_for_retries": rule["waits_for_retries"]}
+            del body["waits_for_retries"]
+            try:
+                await self._http.call("PUT", f"/v1/schedules/{quote(name, safe='')}", body)
+            except UsageError as error:
+                raise UsageError(f"schedule {name!r} needs a token with the scope operate: {error}") from None
+            except DatabaseError as error:
+                if error.sqlstate != CONFLICT:  # a daemon with a database declares it, too
+                    raise
+        return []
 
     async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
         """None: the gateway does not hand out occurrences that were missed."""

@@ -26,9 +26,9 @@ CREATE OR REPLACE FUNCTION waits_keyed(j jobs) RETURNS boolean LANGUAGE sql IMMU
 CREATE OR REPLACE FUNCTION waits_suspect(j jobs) RETURNS boolean LANGUAGE sql IMMUTABLE
     RETURN j.status IN ('pending', 'failed') AND j.losses > 1;
 
--- True unless the job has expired: a job that was started once cannot expire.
+-- True unless the job has expired: one whose handler was called once cannot expire.
 CREATE OR REPLACE FUNCTION in_time(j jobs, p_at timestamptz) RETURNS boolean LANGUAGE sql IMMUTABLE
-    RETURN j.expires_at IS NULL OR j.expires_at > p_at OR j.attempts > 0;
+    RETURN j.expires_at IS NULL OR j.expires_at > p_at OR j.begun > 0;
 
 -- True if both take about p_bytes as text, or less, judged by their headers without decompressing
 -- them. A compressed value may be many times larger. Inlined.
@@ -75,11 +75,13 @@ END $$;
 -- run_at in seconds since the epoch; other priorities are found in the gaps between those. Where
 -- jobs have keys or the queue has limits, pick() chooses.
 -- p_kinds and p_budgets give the max_attempts of kinds that differ from 3, for jobs that have
--- none. Jobs of the kinds in p_without are left for other workers.
+-- none: what the caller does not know, or leaves at 3, stays NULL, for a worker that knows more.
+-- Jobs of the kinds in p_without are left for other workers.
 -- The answer must fit into the buffers between server and client (208 KiB for a Unix socket, far
 -- more for TCP): until it is sent the locks are held, and a frozen client receives nothing. So
 -- each job gets an equal share of 360 kB, or over a Unix socket of 180 kB and at most 500 jobs; a
--- larger payload and meta are NULL, and payloads() returns them.
+-- larger payload and meta are NULL, and payloads() returns them, as it does for every job that can
+-- expire: what has been claimed has not begun.
 -- Rows without an id come last. If a rate holds jobs back: `created_at` is in how many seconds to
 -- ask again. With p_without, one for each `priority` in which only locked jobs and jobs of those
 -- kinds are left up to `run_at`: the next claim may begin behind them. (Up to a second ago: jobs
@@ -245,11 +247,12 @@ BEGIN
             max_attempts = CASE
                 WHEN v_special
                     THEN coalesce(j.max_attempts, p_budgets[
-                        array_position(p_kinds, coalesce(j.kind, j.queue)::text)], 3)
+                        array_position(p_kinds, coalesce(j.kind, j.queue)::text)])
                 ELSE j.max_attempts END
         WHERE j.ctid = ANY (v_rows)
         RETURNING j.id, coalesce(j.kind, j.queue)::text,
-                  CASE WHEN is_within(j.payload, j.meta, v_share) THEN j.payload::text END,
+                  CASE WHEN j.expires_at IS NULL AND is_within(j.payload, j.meta, v_share)
+                       THEN j.payload::text END,
                   j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
                   j.priority, j.losses, date_part('epoch', j.run_at) AS run_at,
                   date_part('epoch', j.created_at), j.schedule::text,
@@ -274,19 +277,38 @@ END $$;
 
 -- Payload and meta of running attempts whose claim did not return them, in the order given, up to
 -- p_bytes of text. For an attempt that no longer runs, by the fence of the settles, the payload is
--- NULL. Locks nothing.
+-- NULL; so it is, with `expired`, for a job whose expires_at has passed before it began. The first
+-- p_begin are about to begin (NULL: all): those of them that can expire are marked as begun, and
+-- the answer ends before any other that can. Locks the jobs that it marks, in order of id, with
+-- SKIP LOCKED; one that another session has locked is taken for one that no longer runs.
 CREATE OR REPLACE FUNCTION payloads(p_ids uuid[], p_attempts int[], p_bytes int,
-                                    p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL)
-RETURNS TABLE (id uuid, payload text, meta text)
-LANGUAGE plpgsql STABLE AS $$
+                                    p_worker int DEFAULT NULL, p_token uuid DEFAULT NULL,
+                                    p_begin int DEFAULT NULL)
+RETURNS TABLE (id uuid, payload text, meta text, expired boolean)
+LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
-    v_payload jsonb;
-    v_meta    jsonb;
-    v_bytes   bigint;
+    v_now     timestamptz := clock();
+    v_begin   int := coalesce(p_begin, cardinality(p_ids));
+    v_begun   uuid[];
+    v_row     record;
+    v_bytes   bigint := 0;
 BEGIN
-    FOR id, v_payload, v_meta IN
-        SELECT u.id, j.payload, j.meta
+    WITH mine AS MATERIALIZED (
+        SELECT j.ctid AS place, j.id
+        FROM unnest(p_ids[:v_begin], p_attempts[:v_begin]) u (id, attempt)
+        JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id IS NOT NULL
+            AND (p_worker IS NULL OR j.worker_id = p_worker
+                 AND NOT EXISTS (SELECT FROM workers w
+                                 WHERE w.id = p_worker AND w.token <> p_token))
+        WHERE j.id = ANY (p_ids) AND j.expires_at IS NOT NULL AND in_time(j, v_now)
+        ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+    ), marked AS (
+        UPDATE jobs j SET begun = j.attempts FROM mine m WHERE j.ctid = m.place AND j.begun = 0
+    )
+    SELECT array_agg(m.id) INTO v_begun FROM mine m;
+    FOR v_row IN
+        SELECT u.id, u.place, j.payload, j.meta, j.expires_at, in_time(j, v_now) AS in_time
         FROM unnest(p_ids, p_attempts) WITH ORDINALITY u (id, attempt, place)
         LEFT JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id IS NOT NULL
             AND (p_worker IS NULL OR j.worker_id = p_worker
@@ -294,10 +316,17 @@ BEGIN
                                  WHERE w.id = p_worker AND w.token <> p_token))
         ORDER BY u.place
     LOOP
-        payload := v_payload::text;  -- here, not above: it unpacks no more than is given
-        meta := v_meta::text;
-        v_bytes := coalesce(v_bytes, 0) + coalesce(octet_length(payload), 0)
-            + coalesce(octet_length(meta), 0);
+        EXIT WHEN v_row.place > v_begin AND v_row.expires_at IS NOT NULL;
+        id := v_row.id;
+        expired := NOT v_row.in_time;
+        IF v_row.expires_at IS NULL OR id = ANY (v_begun) THEN
+            payload := v_row.payload::text;  -- not above: it unpacks no more than is given
+            meta := v_row.meta::text;
+        ELSE
+            payload := NULL;
+            meta := NULL;
+        END IF;
+        v_bytes := v_bytes + coalesce(octet_length(payload), 0) + coalesce(octet_length(meta), 0);
         RETURN NEXT;
         EXIT WHEN v_bytes >= p_bytes;
     END LOOP;

@@ -197,11 +197,15 @@ BEGIN
                  FROM unnest(v_ids, v_statuses) AS e (id, status);
 END $$;
 
--- Gives jobs back without a failure. p_delays_s NULL keeps the due time and so the place in line;
--- p_messages, where not NULL, is the reason. Notifies other daemons. Locks as settle_completed().
+-- Gives jobs back without a failure. p_delays_s NULL keeps the due time and so the place in the
+-- queue; p_messages, where not NULL, says why the job could not run here. Of both kinds a job goes
+-- on holding its serialize_key, unless it yields: it is `failed`, as after a loss, so that no other
+-- passes it. With a delay and no message it asks to be due later, and frees its key. p_begun: which
+-- of the attempts have begun (NULL: all). Notifies other daemons. Locks as settle_completed().
 CREATE OR REPLACE FUNCTION settle_released(p_ids uuid[], p_attempts int[], p_delays_s float8[],
                                            p_messages text[], p_worker int DEFAULT NULL,
-                                           p_token uuid DEFAULT NULL)
+                                           p_token uuid DEFAULT NULL,
+                                           p_begun boolean[] DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -215,24 +219,30 @@ DECLARE
 BEGIN
     WITH ended AS (
         UPDATE jobs j
-        SET status = 'pending', worker_id = NULL, lease_until = NULL, lease_s = NULL,
-            assignment_id = NULL,
+        SET status = CASE WHEN j.serialize_key IS NOT NULL AND NOT j.yields
+                               AND (s.delay_s IS NULL OR s.message IS NOT NULL)
+                          THEN 'failed' ELSE 'pending' END::job_status,
+            worker_id = NULL, lease_until = NULL, lease_s = NULL, assignment_id = NULL,
             -- as in rescue_jobs()
             run_at = coalesce(clock() + make_interval(secs => s.delay_s), least(j.run_at, clock())),
-            error = coalesce(s.message, j.error)
-        FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages)
-                  AS u (id, attempt, delay_s, message) ORDER BY u.id) s
+            error = coalesce(s.message, j.error),
+            begun = CASE WHEN s.begun = false AND j.begun = j.attempts THEN 0 ELSE j.begun END
+        FROM (SELECT * FROM unnest(p_ids, p_attempts, p_delays_s, p_messages, p_begun)
+                  AS u (id, attempt, delay_s, message, begun) ORDER BY u.id) s
         WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.attempts = s.attempt
           AND j.worker_id IS NOT NULL
           AND (p_worker IS NULL OR j.worker_id = p_worker
                AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
-        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at, j.serialize_key
+        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at,
+                  CASE WHEN j.status = 'pending' OR j.cancel_requested_at IS NOT NULL
+                       -- now or when it is cancelled below: see lock_queues()
+                       THEN j.serialize_key END AS freed_key
     )
     SELECT array_agg(e.id), array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
            array_agg(DISTINCT e.queue::text) FILTER (WHERE e.delay_s IS NULL),
            min(e.run_at) FILTER (WHERE e.delay_s IS NULL),
-           array_agg(e.queue::text) FILTER (WHERE e.serialize_key IS NOT NULL),
-           array_agg(e.serialize_key::text) FILTER (WHERE e.serialize_key IS NOT NULL),
+           array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
+           array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (ARRAY(
                SELECT q.name::text FROM queues q WHERE q.limited
                    AND q.name = ANY (ARRAY(SELECT DISTINCT x.queue::text FROM ended x)))))

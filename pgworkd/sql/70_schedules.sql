@@ -1,30 +1,82 @@
 -- Schedules: declaring them, and the chain of their occurrences.
 
--- Declares a schedule of code, or changes it; one that had left the code is enabled again. A row
--- inserted by SQL under the same name is left alone, and one that an operator disabled stays
--- disabled. Locks the schedule's row.
+-- A schedule's rule, as it is compared and declared. Inlined.
+CREATE OR REPLACE FUNCTION rule_of(s schedules) RETURNS jsonb LANGUAGE sql STABLE
+    RETURN jsonb_build_object('queue', s.queue, 'kind', s.kind, 'cron', s.cron,
+                              'every_s', s.every_s, 'timezone', s.timezone, 'missed', s.missed,
+                              'payload', s.payload, 'missed_grace_s', s.missed_grace_s,
+                              'waits_for_retries', s.waits_for_retries);
+
+-- Stores which schedules the code of a worker declares, with their rules (by name, see rule_of()),
+-- and brings the table there: one without a row gets it, one that had left the code is enabled
+-- again, and a rule is replaced once no other live worker declares it. So a deployment ends with
+-- the new rule, whichever of its workers start last, and two services that declare one name do not
+-- take it from each other. A row inserted by SQL is left alone, and one that an operator disabled
+-- stays disabled. p_worker is NULL before its registration. Returns what is not as declared: of
+-- p_rules those under another rule, with that `rule` and a worker that declares it (NULL: the row
+-- is locked); and without a rule, enabled schedules of code that no worker declares, if all have
+-- declared theirs. Locks the worker's row if it changes, then rows that it changes with SKIP
+-- LOCKED.
+CREATE OR REPLACE FUNCTION declare_rules(p_worker int, p_rules jsonb)
+RETURNS TABLE (name text, rule jsonb, worker text)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_ours schedules[] := ARRAY(
+        SELECT jsonb_populate_record(NULL::schedules, r.value || jsonb_build_object('name', r.key))
+        FROM jsonb_each(p_rules) r ORDER BY r.key);
+    v_rules jsonb := (SELECT coalesce(jsonb_object_agg(o.name, rule_of(o)), '{}')
+                      FROM unnest(v_ours) o);
+    v_names text[] := ARRAY(SELECT o.name FROM unnest(v_ours) o);
+BEGIN
+    UPDATE workers w SET schedules = v_names, rules = v_rules
+    WHERE w.id = p_worker AND (w.schedules, w.rules) IS DISTINCT FROM (v_names, v_rules);
+    INSERT INTO schedules (name, queue, kind, cron, every_s, timezone, missed, payload,
+                           missed_grace_s, waits_for_retries, source)
+    SELECT o.name, o.queue, o.kind, o.cron, o.every_s, o.timezone, o.missed, o.payload,
+           o.missed_grace_s, o.waits_for_retries, 'code'
+    FROM unnest(v_ours) o WHERE NOT EXISTS (SELECT FROM schedules s WHERE s.name = o.name)
+    ON CONFLICT DO NOTHING;
+    UPDATE schedules s
+    SET queue = o.queue, kind = o.kind, cron = o.cron, every_s = o.every_s, timezone = o.timezone,
+        missed = o.missed, payload = o.payload, missed_grace_s = o.missed_grace_s,
+        waits_for_retries = o.waits_for_retries,
+        enabled = s.enabled OR s.retired_at IS NOT NULL, retired_at = NULL
+    FROM unnest(v_ours) o
+    WHERE o.name = s.name AND s.name = ANY (ARRAY(
+        SELECT f.name::text FROM schedules f
+        WHERE f.name = ANY (v_names) AND f.source = 'code'
+          AND (f.retired_at IS NOT NULL
+               OR rule_of(f) <> v_rules -> f.name AND declarer(f, p_worker) IS NULL)
+        ORDER BY f.name FOR UPDATE SKIP LOCKED));
+    RETURN QUERY
+    SELECT s.name::text, rule_of(s), declarer(s, p_worker) FROM schedules s
+    WHERE s.name = ANY (v_names) AND s.source = 'code' AND rule_of(s) <> v_rules -> s.name
+    UNION ALL
+    SELECT u.name, NULL, NULL FROM declare_schedules(p_worker, v_names) u WHERE NOT u.retired
+    ORDER BY 1;
+END $$;
+
+-- The name and id of a live worker, other than p_except, that declares this rule of the schedule,
+-- or may, as it has not declared any rules; NULL: none does. Locks nothing.
+CREATE OR REPLACE FUNCTION declarer(s schedules, p_except int) RETURNS text
+LANGUAGE sql STABLE
+    RETURN (SELECT w.name || ' (id ' || w.id || ')' FROM workers w
+            WHERE w.lost_at IS NULL AND w.lease_until > clock() AND w.id IS DISTINCT FROM p_except
+              AND (w.rules -> s.name = rule_of(s)
+                   OR w.rules IS NULL AND s.name = ANY (w.schedules))
+            ORDER BY w.id LIMIT 1);
+
+-- Declares one schedule, as declare_rules(): for daemons of the version before. Locks as that.
 CREATE OR REPLACE FUNCTION put_schedule(p_name text, p_queue text, p_kind text, p_cron text,
                                         p_every_s int, p_timezone text, p_missed text,
                                         p_payload text, p_missed_grace_s real DEFAULT 60,
                                         p_waits_for_retries boolean DEFAULT false) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    INSERT INTO schedules AS s (name, queue, kind, cron, every_s, timezone, missed, payload,
-                                missed_grace_s, waits_for_retries, source)
-    VALUES (p_name, p_queue, p_kind, p_cron, p_every_s, p_timezone, p_missed, p_payload::jsonb,
-            p_missed_grace_s, p_waits_for_retries, 'code')
-    ON CONFLICT (name) DO UPDATE
-    SET queue = excluded.queue, kind = excluded.kind, cron = excluded.cron,
-        every_s = excluded.every_s, timezone = excluded.timezone, missed = excluded.missed,
-        payload = excluded.payload, missed_grace_s = excluded.missed_grace_s,
-        waits_for_retries = excluded.waits_for_retries,
-        enabled = s.enabled OR s.retired_at IS NOT NULL, retired_at = NULL
-    WHERE s.source = 'code'
-      AND (s.retired_at IS NOT NULL
-           OR (s.queue, s.kind, s.cron, s.every_s, s.timezone, s.missed, s.payload,
-               s.missed_grace_s, s.waits_for_retries)
-              IS DISTINCT FROM (excluded.queue, excluded.kind, excluded.cron, excluded.every_s,
-                                excluded.timezone, excluded.missed, excluded.payload,
-                                excluded.missed_grace_s, excluded.waits_for_retries))
+    SELECT FROM declare_rules(NULL, jsonb_build_object(p_name, jsonb_build_object(
+        'queue', p_queue, 'kind', p_kind, 'cron', p_cron, 'every_s', p_every_s,
+        'timezone', p_timezone, 'missed', p_missed, 'payload', p_payload::jsonb,
+        'missed_grace_s', p_missed_grace_s, 'waits_for_retries', p_waits_for_retries)))
 $$;
 
 -- All enabled schedules, and whether each lacks an occurrence in its chain. The caller computes
@@ -60,8 +112,9 @@ BEGIN
     ORDER BY s.name;
 END $$;
 
--- Disables those of these schedules that no worker declares (see declare_schedules()); returns
--- their names. The trigger of the table writes the audit. Locks their rows in order of name.
+-- Disables those of these schedules that no worker declares (see declare_rules()); returns their
+-- names. Triggers of the table write the audit and cancel their waiting occurrences. Locks their
+-- rows in order of name, then as schedule_ended(), without waiting.
 CREATE OR REPLACE FUNCTION retire_schedules(p_names text[]) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -73,6 +126,7 @@ DECLARE
                                                        OR s.name = ANY (w.schedules)))
         ORDER BY s.name FOR UPDATE);
 BEGIN
+    PERFORM set_no_wait('on');
     UPDATE schedules s SET enabled = false, retired_at = clock()
         WHERE s.name = ANY (v_names) AND s.enabled;
     RETURN v_names;
@@ -203,6 +257,26 @@ CREATE OR REPLACE TRIGGER schedule_changed BEFORE UPDATE OF
 CREATE OR REPLACE TRIGGER schedule_deleted BEFORE DELETE ON schedules
     FOR EACH ROW EXECUTE FUNCTION schedule_changed();
 
+-- Cancels the waiting occurrences, due ones and retries, too, of a schedule that was removed or has
+-- left the code: nobody may be there to run them. One that runs goes on. Locks them with SKIP
+-- LOCKED, then as archive().
+CREATE OR REPLACE FUNCTION schedule_ended() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM archive(ARRAY(SELECT j.id FROM jobs j
+                          WHERE j.schedule = OLD.name
+                            AND j.status IN ('pending', 'failed', 'blocked')
+                          FOR UPDATE SKIP LOCKED), 'cancelled',
+                    CASE TG_OP WHEN 'DELETE' THEN 'its schedule was removed'
+                               ELSE 'its schedule left the code' END);
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER schedule_removed AFTER DELETE ON schedules
+    FOR EACH ROW EXECUTE FUNCTION schedule_ended();
+CREATE OR REPLACE TRIGGER schedule_retired AFTER UPDATE OF retired_at ON schedules
+    FOR EACH ROW WHEN (OLD.retired_at IS NULL AND NEW.retired_at IS NOT NULL)
+    EXECUTE FUNCTION schedule_ended();
+
 -- Notifies daemons at once of a schedule that was inserted, changed or deleted. Locks nothing.
 CREATE OR REPLACE FUNCTION schedules_notify() RETURNS trigger
 LANGUAGE plpgsql AS $$
@@ -256,7 +330,7 @@ BEGIN
     RETURN v_schedule.enabled <> p_enabled;
 END $$;
 
--- Removes a schedule; an occurrence that is due or running stays. Raises 22023 if there is none,
+-- Removes a schedule; an occurrence that runs goes on. Raises 22023 if there is none,
 -- or if the code of a live worker declares it, which would enter it again. Locks the row.
 CREATE OR REPLACE FUNCTION remove_schedule(p_name text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

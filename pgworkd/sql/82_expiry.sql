@@ -15,7 +15,7 @@ BEGIN
     RETURN v_counts;
 END $$;
 
--- Ends jobs that were never started and whose expires_at has passed, and frees dedupe_keys whose
+-- Ends jobs that never began and whose expires_at has passed, and frees dedupe_keys whose
 -- time is over, at most p_limit of each. Returns a row per queue and kind of jobs that ended, and
 -- one without a queue for the keys. Locks them with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION expire_jobs(p_limit int DEFAULT 1000)
@@ -30,7 +30,7 @@ BEGIN
     END IF;
     PERFORM set_no_wait('on');
     v_ids := ARRAY(SELECT j.id FROM jobs j
-                   WHERE j.expires_at <= clock() AND j.attempts = 0
+                   WHERE j.expires_at <= clock() AND j.begun = 0
                      AND j.status IN ('blocked', 'pending', 'failed')
                      AND NOT EXISTS (SELECT FROM refused_rows r
                                      WHERE r.what = 'expire_jobs' AND r.key = j.id::text

@@ -51,11 +51,12 @@ BEGIN
             ('inline', '
                 add_error became burst clock clock_after_waiting deadline histogram_bounds in_time
                 is_awaited is_ours is_within key_is_free lock_queue new_id no_wait notify_pools
-                waits_keyed waits_plain waits_suspect'),
+                rule_of waits_keyed waits_plain waits_suspect'),
             ('plain', '
                 abandon add_jobs add_occurrences append_minutes apply_frees ask_worker
                 batch_created batch_moved batch_tree cancel check_callback complete_own
-                count_deaths declare_alerts declare_schedules dependencies_added differing
+                count_deaths declare_alerts declare_rules declare_schedules declarer
+                dependencies_added differing
                 disable_endpoint discard do_part done_of drop_pool edit enable_endpoint
                 enable_schedule ensure_schedules error_group error_message error_pattern expire
                 expire_jobs expire_these fail_schedule first_run_at follow forget_deaths had_time
@@ -67,9 +68,9 @@ BEGIN
                 queue_rerouted queues_audit queues_changed rate_allowance rates_follow register
                 remove_endpoint remove_schedule report_refused rescue rescue_jobs
                 restore_occurrences retire_schedules retry retry_delay_s roll_up run_schedule
-                schedule_changed schedules_audit schedules_notify set_endpoint set_no_wait
-                set_pool set_queue sign_off spend spent_until standing_worker starts sum_minutes
-                thin_samples wake who worker_ended'),
+                schedule_changed schedule_ended schedules_audit schedules_notify set_endpoint
+                set_no_wait set_pool set_queue sign_off spend spent_until standing_worker starts
+                sum_minutes thin_samples wake who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '

@@ -98,7 +98,7 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.pools, pgworkd.queues, pgworkd.r
     TO {worker}, {reader};
 GRANT SELECT ON pgworkd.workers TO {worker};
 GRANT SELECT (id, name, pid, version, state, lease_s, started_at, seen_at, steady_since, lease_until, lost_at, schedules, kinds,
-              kind, requested) ON pgworkd.workers TO {reader};  -- not the token, by which a worker is known
+              kind, requested, rules) ON pgworkd.workers TO {reader};  -- not the token, by which a worker is known
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgworkd.tokens TO {gateway};
 
 -- Where jobs are sent by HTTP: only the gateway, for operators, says where; a worker pauses an endpoint, or disables it, as
@@ -112,7 +112,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint TO {gate
 GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgworkd.enable_endpoint, pgworkd.hold_queues,
     pgworkd.note_endpoint TO {worker};
 GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools,
-    pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups
+    pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups, pgworkd.rule_of
     TO {worker}, {reader};
 
 -- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.
@@ -146,7 +146,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.promote,
     pgworkd.settle_completed, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
     pgworkd.keep_keys, pgworkd.after_ended, pgworkd.archive, pgworkd.add_error,
-    pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
+    pgworkd.declare_rules, pgworkd.declarer, pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
     pgworkd.run_schedule,
     pgworkd.in_parts, pgworkd.do_part, pgworkd.report_refused, pgworkd.rescue_jobs, pgworkd.expire_these, pgworkd.promote_lines,

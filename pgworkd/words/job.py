@@ -115,7 +115,7 @@ class Ending(enum.Enum):
     FAILED = "failed"
     RELEASED = "released"
     CANCELLED = "cancelled"
-    EXPIRED = "expired"  # a skipped occurrence: missed while no worker served its queue
+    EXPIRED = "expired"  # past its expires_at, or an occurrence that was missed while no worker served its queue
     SETTLED = "settled"  # by the handler itself, in job.transaction()
     HANDED_OVER = "handed over"  # it goes on under the standing worker, until somebody else settles it
 
@@ -128,6 +128,7 @@ class Reason(enum.Enum):
     SHUTDOWN = "the daemon stops"
     FENCE = "the worker could not renew its lease"
     ELSEWHERE = "another worker may be free sooner"
+    EXPIRED = "expired before it could start"
 
 
 class Outcome(NamedTuple):
@@ -146,10 +147,14 @@ class Outcome(NamedTuple):
     """Failed: the entry for the job's error history (type, message, traceback, worker, duration)."""
     reason: str = ""
     """Why it was released or cancelled, for the log."""
+    begun: bool = True
+    """Released by a gateway: False if the worker has not begun it."""
 
 
 def stopped(reason: Reason) -> Outcome:
     """The outcome of an attempt that the daemon has stopped, or never begun, for any reason except a time-out."""
     if reason is Reason.CANCEL:
         return Outcome(Ending.CANCELLED, message=reason.value, reason=reason.value)
+    if reason is Reason.EXPIRED:
+        return Outcome(Ending.EXPIRED, message=reason.value)
     return Outcome(Ending.RELEASED, reason=reason.value)

@@ -52,6 +52,7 @@ _LEVELS: dict[str, int] = {
     events.SCHEMA_AWAITED: logging.WARNING,
     events.SCHEMA_NEWER: logging.ERROR,
     events.SCHEDULE_FAILED: logging.ERROR,
+    events.SCHEDULE_DIFFERS: logging.WARNING,
     events.ORPHANS_RELEASED: logging.WARNING,
     events.MAINTENANCE_FAILED: logging.ERROR,
     events.ENDPOINT_REFUSED: logging.ERROR,

@@ -20,6 +20,7 @@ from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_push import BUGS as PUSH
+from tests.chaos.planted_releases import BUGS as RELEASES
 from tests.chaos.planted_remote import BUGS as REMOTE
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_signals import BUGS as SIGNALS
@@ -50,6 +51,7 @@ BUGS = (
     *REMOTE,
     *GATEWAY,
     *PUSH,
+    *RELEASES,
     sql(
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,

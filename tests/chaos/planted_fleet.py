@@ -159,8 +159,8 @@ BUGS = (
     ),
     sql(
         "payloads are read for an attempt of another worker",
-        "= u.attempt AND j.worker_id IS NOT NULL\n            AND (p_worker IS NULL OR",
-        "= u.attempt AND j.worker_id IS NOT NULL\n            AND (true OR",
+        "w.id = p_worker AND w.token <> p_token))\n        ORDER BY u.place\n",
+        "w.id = p_worker AND w.token <> p_token) OR true)\n        ORDER BY u.place\n",
         tests="tests/sql/test_fence.py",
     ),
     sql(

@@ -198,7 +198,8 @@ class RestoreSchedule(Engine):
 
 async def put_schedule(store: Store, name: str) -> None:
     """Once a day, in the queue of that name."""
-    await store.put_schedule(name, name, name, cron=None, every_s=86_400, timezone="UTC", missed="skip", payload="{}")
+    rule = {"queue": name, "kind": name, "every_s": 86_400, "timezone": "UTC", "missed": "skip", "payload": {}}
+    await store.declare_rules(None, {name: {**rule, "missed_grace_s": 60, "waits_for_retries": False}})
 
 
 async def drop_schedule(operation: Operation) -> None:

@@ -108,6 +108,7 @@ class SimulatedStore:
         delays_s: Sequence[float | None],
         _: Sequence[str | None],
         worker_id: int | None = None,
+        _begun: Sequence[bool] | None = None,
         **_skip: bool,
     ) -> set[UUID]:
         released = await self._settle("released", len(ids), lambda: self._table.released(ids, attempts, delays_s))
@@ -147,8 +148,8 @@ class SimulatedStore:
 
     report_refused = kept_longer = schedules
 
-    async def declare_schedules(self, worker_id: int, names: list[str]) -> dict[str, bool]:
-        return {}
+    async def declare_rules(self, worker_id: int | None, rules: dict[str, Any]) -> list[Any]:
+        return []
 
     async def expire(self, limit: int = 1000) -> list[Any]:
         return []

@@ -25,6 +25,7 @@ from tests.kits.verbs import (
     insert,
     live,
     one,
+    release,
     rescue,
     statuses,
     worker,
@@ -141,6 +142,18 @@ async def test_attempts_rise_with_every_claim(db: Db) -> None:
 async def test_a_row_with_extreme_counters_does_not_stop_the_queue(db: Db) -> None:
     absurd, plain = await one(db, attempts=2**31 - 1, failures=2**31 - 1), await one(db)
     assert await claim_ids(db, await worker(db)) == [absurd, plain]
+
+
+async def test_a_worker_stores_no_budget_for_a_kind_that_it_may_not_know(db: Db) -> None:
+    """As the old release in a rolling deployment: what the new one knows of the kind must hold, also for a loss."""
+    old, new = await worker(db), await worker(db)
+    job_id = await one(db, kind="charge")
+    await claim(db, old, kinds=["other"], budgets=[7])
+    assert (await live(db, job_id))["max_attempts"] is None
+    await release(db, [job_id], delay_s=0.0, message="no handler for kind 'charge'")
+    await claim(db, new, kinds=["charge"], budgets=[1])
+    assert (await live(db, job_id))["max_attempts"] == 1
+    assert await fail(db, [job_id], 2) == {job_id: "dead"}
 
 
 async def test_max_attempts_is_stamped_from_the_job_then_its_kind_then_defaults_to_3(db: Db) -> None:

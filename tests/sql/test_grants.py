@@ -16,13 +16,14 @@ from tests.kits.verbs import Db
 NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
 enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queue_rerouted queues_audit queues_changed
-rates_follow schedule_changed schedules_audit schedules_notify stream_created mend_sequences
+rates_follow schedule_changed schedule_ended schedules_audit schedules_notify stream_created mend_sequences
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id seal_batch",
     "worker reader": """
+        rule_of
         batch_results batch_tree became became_all depth known_pools made_since next_priority result_of waits_keyed
         waits_plain waits_suspect with_below
         histogram_bounds percentile throughput error_message error_pattern error_group dead_groups
@@ -30,7 +31,8 @@ FUNCTIONS = {
     "worker": """
         due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked
         is_within stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
-        declare_schedules enable_schedule missed_since remove_schedule retire_schedules run_schedule
+        declare_schedules declare_rules declarer enable_schedule missed_since remove_schedule retire_schedules
+        run_schedule
         add_error add_occurrences advance allowance batch_ended burst archive by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire

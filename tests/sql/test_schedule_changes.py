@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
-from tests.kits.sessions import Later, waits_for_lock
 from tests.kits.verbs import (
     T0,
     Db,
@@ -60,8 +58,40 @@ async def test_a_change_leaves_an_occurrence_that_is_due_or_has_run(db: Db, stat
     before = await db.fetch("SELECT * FROM pgworkd.jobs")
     await db.execute("UPDATE pgworkd.schedules SET every_s = 7")
     await db.execute("UPDATE pgworkd.schedules SET enabled = false")
-    await db.execute("DELETE FROM pgworkd.schedules")
     assert await db.fetch("SELECT * FROM pgworkd.jobs") == before
+
+
+@pytest.mark.parametrize("removal", ["DELETE FROM pgworkd.schedules", "SELECT pgworkd.retire_schedules('{s}')"])
+@pytest.mark.parametrize("status", ["due", "unknown", "later", "running", "failed", "dead"])
+async def test_a_schedule_that_is_gone_takes_its_waiting_occurrence_along(db: Db, status: str, removal: str) -> None:
+    await put_schedule(db)
+    worker_id = await worker(db)
+    if status in ("due", "later"):
+        await add_occurrences(db, ("s", T0 if status == "due" else at(60), 1))
+        (job_id,) = await db.fetchrow("SELECT id FROM pgworkd.jobs")
+    else:
+        job_id = await due_occurrence(db, worker_id)
+        if status == "unknown":
+            await release(db, [job_id], delay_s=30, message="no handler for kind 'q'")
+        elif status != "running":
+            await fail(db, [job_id], permanent=status == "dead")
+    await db.execute("UPDATE pgworkd.workers SET schedules = '{}'")
+    await db.execute(removal)
+    left = await db.fetchval("SELECT status::text FROM pgworkd.all_jobs WHERE id = $1", job_id)
+    stays = {"running": "running", "dead": "dead", "later": None}
+    assert left == stays.get(status, "cancelled")
+    if left == "cancelled":
+        why = await db.fetchval("SELECT error FROM pgworkd.all_jobs WHERE id = $1", job_id)
+        assert why == ("its schedule was removed" if "DELETE" in removal else "its schedule left the code")
+
+
+async def test_an_occurrence_that_is_locked_does_not_hold_up_the_removal_of_its_schedule(db: Db, other: Db) -> None:
+    await put_schedule(db)
+    await add_occurrences(db, ("s", T0, 1))
+    await other.execute("BEGIN")
+    await other.execute("SELECT FROM pgworkd.jobs FOR UPDATE")
+    await db.execute("SET LOCAL statement_timeout = 2000; DELETE FROM pgworkd.schedules")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
 
 
 async def test_the_new_rule_may_be_due_sooner_than_the_instant_it_replaced(db: Db) -> None:
@@ -104,16 +134,15 @@ async def test_a_change_of_the_rule_does_not_remove_a_snoozed_occurrence(db: Db)
 # While an occurrence is being settled
 
 
-async def test_a_rule_changed_while_its_occurrence_is_settled_takes_precedence(db: Db, other: Db, third: Db) -> None:
+async def test_a_rule_changed_while_its_occurrence_is_settled_takes_precedence(db: Db, other: Db) -> None:
     await put_schedule(db)
     job_id = await due_occurrence(db, await worker(db))
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        await complete_occurrence(db, job_id, "s", at(60))  # by the old rule
-        changing = Later(tasks, put_schedule(other, every_s=7))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        await changing.answer()
+    await db.execute("BEGIN")
+    await complete_occurrence(db, job_id, "s", at(60))  # by the old rule
+    await put_schedule(other, every_s=7)
+    assert (await schedule(other))["every_s"] == 60, "it waits for nobody: the next check of the schedules changes it"
+    await db.execute("COMMIT")
+    await put_schedule(other, every_s=7)
     assert await occurrences(db) == [], "the old rule's next one made room"
     assert await add_occurrences(db, ("s", at(7), 2)) == ["s"]
 

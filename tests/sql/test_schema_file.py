@@ -82,7 +82,7 @@ FUNCTIONS = {
     "settle_ended(uuid[], integer[], text[], text[], integer, uuid)": "uuid[]",
     "settle_failed(uuid[], integer[], double precision[], boolean[], text[], text[], text[],"
     " timestamp with time zone[], integer[], integer, uuid)": "TABLE(id uuid, status text)",
-    "settle_released(uuid[], integer[], double precision[], text[], integer, uuid)": "uuid[]",
+    "settle_released(uuid[], integer[], double precision[], text[], integer, uuid, boolean[])": "uuid[]",
     "sign_off(integer, uuid)": "boolean",
     "undepend(uuid[], text)": "uuid[]",
     "wake(text[], timestamp with time zone, boolean)": "void",

@@ -16,25 +16,26 @@ from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
 from tests.kits.apps import attempt_of
 
-DAMAGED, GONE = UUID(int=3), UUID(int=4)
+DAMAGED, GONE, LATE = UUID(int=3), UUID(int=4), UUID(int=7)
 
 
 class Store:
     """Raises the given errors first, then returns its rows."""
 
     def __init__(self, *fails: Exception) -> None:
-        self.fails, self.asked = deque(fails), list[int]()
+        self.fails, self.asked, self.begun = deque(fails), list[int](), list[UUID]()
 
     async def payloads(
-        self, ids: Any, attempts: Any, bytes_max: int, worker_id: int | None = None
-    ) -> list[tuple[UUID, str | None, str | None]]:
+        self, ids: Any, attempts: Any, bytes_max: int, worker_id: int | None = None, begin: int | None = None
+    ) -> list[tuple[UUID, str | None, str | None, bool]]:
         self.asked.append(len(ids))
+        self.begun += ids[:begin]
         await anyio.lowlevel.checkpoint()
         if self.fails:
             raise self.fails.popleft()
         if DAMAGED in ids:
             raise DatabaseError("missing chunk number 0 for toast value")
-        return [(each, None if each == GONE else "{}", '{"trace": 1}') for each in ids]
+        return [(each, None if each in (GONE, LATE) else "{}", '{"trace": 1}', each == LATE) for each in ids]
 
 
 def unread(count: int) -> list[Attempt]:
@@ -65,6 +66,7 @@ async def test_one_read_serves_all_slots_and_the_next_jobs() -> None:
     await read_all(store, jobs, slots=2)
     assert [(held.claimed.payload, held.claimed.meta) for held in jobs] == [("{}", '{"trace": 1}')] * 3
     assert len(store.asked) == 1
+    assert store.begun == [jobs[0].claimed.id], "the one that a slot waits for"
 
 
 async def test_a_damaged_row_fails_alone_and_a_rescued_one_does_not_run() -> None:
@@ -73,7 +75,8 @@ async def test_a_damaged_row_fails_alone_and_a_rescued_one_does_not_run() -> Non
     for held in jobs:
         assert (held.unreadable is not None) == (held.claimed.id == DAMAGED)
         assert (held.reason is Reason.FENCE) == (held.claimed.id == GONE)
-        assert (held.claimed.payload is None) == (held.claimed.id in (DAMAGED, GONE))
+        assert (held.reason is Reason.EXPIRED) == (held.claimed.id == LATE)
+        assert (held.claimed.payload is None) == (held.claimed.id in (DAMAGED, GONE, LATE))
 
 
 async def test_a_read_is_retried_until_the_outage_ends() -> None:

@@ -6,14 +6,16 @@ the database's time.
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
 import anyio
 
-from pgworkd.database.schedule_store import Occurrence, ScheduleRow
+from pgworkd.database.schedule_store import Occurrence, ScheduleRow, Undeclared
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import App, Handler
@@ -40,34 +42,21 @@ class Recurring:
         self._store = store
         self._events = events_
         self._retire_after_s = retire_after_s
-        self._declared: dict[str, Handler] = {}
+        self._declared: dict[str, dict[str, Any]] = {}
+        """The rules of our code, by name."""
         self._undeclared: dict[str, float] = {}
         """Schedules that no worker declares, and when that was first seen, on the loop's clock."""
+        self._differing: dict[str, Undeclared] = {}
+        """Ours that are under another rule, as they were reported."""
         self._rules: dict[str, _Rule] = {}
         self._database_now = datetime.fromtimestamp(0, UTC)
         self._read_at = 0.0
 
     async def declare(self, app: App) -> None:
-        """Stores the schedules of the app. One of the same name that was inserted by SQL is left as it is."""
-        self._declared = {h.kind: h for h in app.handlers.values() if h.recurrence is not None}
-        for name in self._declared:
-            await self._put(name)
-
-    async def _put(self, name: str) -> None:
-        handler = self._declared[name]
-        if (rule := handler.recurrence) is not None:
-            await self._store.put_schedule(
-                name,
-                handler.queue,
-                name,
-                cron=rule.cron,
-                every_s=rule.every_s,
-                timezone=rule.timezone,
-                missed=rule.missed,
-                payload=encode(dict(handler.schedule_payload), f"payload of schedule {name!r}"),
-                missed_grace_s=rule.missed_grace_s,
-                waits_for_retries=handler.wait_for_retries,
-            )
+        """Declares the schedules of the app. One of the same name that was inserted by SQL is left as it is."""
+        self._declared = {h.kind: _rule_of(h, h.recurrence) for h in app.handlers.values() if h.recurrence is not None}
+        if self._declared:
+            self._report(await self._store.declare_rules(None, self._declared))
 
     def following(self, attempt: Attempt) -> Occurrence | None:
         """The occurrence after this one; None if its schedule is unknown here (a `refresh` will restore the chain)."""
@@ -102,7 +91,7 @@ class Recurring:
         With a worker's id it also declares that worker's schedules, and disables those that no worker declares.
         """
         if worker_id is not None:
-            await self._declare_and_retire(worker_id)
+            await self._retire(self._report(await self._store.declare_rules(worker_id, self._declared)))
         rows = await self._store.schedules()
         if rows:
             self._database_now, self._read_at = rows[0].at, anyio.current_time()
@@ -129,15 +118,20 @@ class Recurring:
             return len(added) == len(missing)
         return True
 
-    async def _declare_and_retire(self, worker_id: int) -> None:
-        amiss = await self._store.declare_schedules(worker_id, sorted(self._declared))
-        for name, was_retired in amiss.items():
-            if was_retired:
-                await self._put(name)
+    def _report(self, found: Sequence[Undeclared]) -> list[str]:
+        """Reports once which of ours another worker keeps under its own rule; the schedules that no worker declares."""
+        differing = {each.name: each for each in found if each.worker is not None}
+        for name, each in differing.items():
+            if self._differing.get(name) != each and (theirs := each.rule) is not None:
+                ours = {what: value for what, value in self._declared[name].items() if theirs[what] != value}
+                facts = {"ours": ours, "theirs": {what: theirs[what] for what in ours}, "worker": each.worker}
+                self._events.emit(events.SCHEDULE_DIFFERS, schedule=name, **facts)
+        self._differing = differing
+        return [each.name for each in found if each.rule is None]
+
+    async def _retire(self, undeclared: Sequence[str]) -> None:
         now = anyio.current_time()
-        self._undeclared = {
-            name: self._undeclared.get(name, now) for name, was_retired in amiss.items() if not was_retired
-        }
+        self._undeclared = {name: self._undeclared.get(name, now) for name in undeclared}
         retired = [name for name, since in self._undeclared.items() if now - since >= self._retire_after_s]
         if retired:
             for name in await self._store.retire_schedules(retired):
@@ -151,6 +145,21 @@ class Recurring:
         if row.cron is not None:
             return _Rule(row.revision, Recurrence.parse(row.cron, row.timezone, missed))
         return _Rule(row.revision, Recurrence(None, row.every_s, row.timezone, missed))
+
+
+def _rule_of(handler: Handler, rule: Recurrence) -> dict[str, Any]:
+    """By the columns of `schedules`. InvalidPayload for a payload that is no JSON object."""
+    return {
+        "queue": handler.queue,
+        "kind": handler.kind,
+        "cron": rule.cron,
+        "every_s": rule.every_s,
+        "timezone": rule.timezone,
+        "missed": rule.missed,
+        "payload": json.loads(encode(dict(handler.schedule_payload), f"payload of schedule {handler.kind!r}")),
+        "missed_grace_s": rule.missed_grace_s,
+        "waits_for_retries": handler.wait_for_retries,
+    }
 
 
 def _next(recurrence: Recurrence, row: ScheduleRow) -> datetime:

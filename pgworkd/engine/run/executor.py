@@ -154,7 +154,7 @@ class Executor:
         self._settler.put(attempt, outcome)
 
     async def _read_payload(self, attempt: Attempt) -> None:
-        """Reads a large payload, which may take long."""
+        """Reads a payload that the claim has left out, which may take long: a job that can expire begins here."""
         await self._payloads.read(attempt, self._waiting)
         if attempt.reason is None and not self._may_start():
             attempt.reason = Reason.FENCE
@@ -182,7 +182,7 @@ class Executor:
                 self.wake()
                 begin, put = self._hooks()
             try:
-                if attempt.claimed.payload is None:
+                if attempt.claimed.payload is None and self._runner.knows(attempt):
                     await self._read_payload(attempt)
                 if begin is not None:
                     begin(attempt)

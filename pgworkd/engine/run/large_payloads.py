@@ -1,7 +1,8 @@
-"""Large payloads: a claim returns small ones only, the others are read when a slot is about to run the job.
+"""Payloads that a claim leaves out: they are read when a slot is about to run the job.
 
-A claim holds its locks until its answer has been sent, so the answer has to be small; these reads hold none. And jobs
-claimed ahead do not take up memory before they run.
+Large ones: a claim holds its locks until its answer has been sent, so the answer has to be small; these reads hold
+none, and jobs claimed ahead do not take up memory before they run. And those of jobs that can expire: the read is where
+such a job begins, or has expired.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ class Reads(Protocol):
     """The part of the store that is used here."""
 
     async def payloads(
-        self, ids: list[UUID], attempts: list[int], bytes_max: int, worker_id: int | None = None
-    ) -> list[tuple[UUID, str | None, str | None]]:
-        """(id, payload, meta) in this order, up to `bytes_max`; a payload of None: the attempt is not ours."""
+        self,
+        ids: list[UUID],
+        attempts: list[int],
+        bytes_max: int,
+        worker_id: int | None = None,
+        begin: int | None = None,
+    ) -> list[tuple[UUID, str | None, str | None, bool]]:
+        """(id, payload, meta, expired) in this order, up to `bytes_max`; the first `begin` are about to begin.
+
+        A payload of None: the attempt is not ours, or its job has expired.
+        """
 
 
 class Payloads:
@@ -73,10 +82,11 @@ class Payloads:
         wanted = [h for h in chain(self._wanted.values(), ahead) if h.reason is None and h.unreadable is None]
         worker_id = wanted[0].worker_id if wanted else None
         wanted = [h for h in islice(wanted, 1 if self._singly else READ_MAX) if h.worker_id == worker_id]
+        begin = sum(h.claimed.id in self._wanted for h in wanted)
         self._reading = True
         try:
             ids, attempts = [h.claimed.id for h in wanted], [h.claimed.attempt for h in wanted]
-            rows = await self._store.payloads(ids, attempts, READ_BYTES, worker_id)
+            rows = await self._store.payloads(ids, attempts, READ_BYTES, worker_id, begin)
         except DatabaseError as error:
             if len(wanted) == 1:
                 wanted[0].unreadable = error  # its row is damaged: the run fails, as with an invalid payload
@@ -85,9 +95,9 @@ class Payloads:
             await self._outage.wait(error)
         else:
             self._outage.passed()
-            for attempt, (_, payload, meta) in zip(wanted, rows, strict=False):
+            for attempt, (_, payload, meta, expired) in zip(wanted, rows, strict=False):
                 if payload is None:
-                    attempt.stop(Reason.FENCE)  # it is no longer ours
+                    attempt.stop(Reason.EXPIRED if expired else Reason.FENCE)  # else it is no longer ours
                 else:
                     attempt.claimed = attempt.claimed._replace(payload=payload, meta=meta)
         finally:

@@ -80,6 +80,10 @@ class Runner:
         # The pools limit concurrency; this limiter must not.
         self._threads = anyio.CapacityLimiter(math.inf)
 
+    def knows(self, attempt: Attempt) -> bool:
+        """True if there is a handler for its kind."""
+        return self._handlers.get(attempt.claimed.kind) is not None
+
     async def run(self, attempt: Attempt, task: RunnerTask) -> Outcome:
         """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
         if attempt.claimed.schedule is not None and (ended := await self._missed(attempt)) is not None:

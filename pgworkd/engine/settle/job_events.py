@@ -89,6 +89,9 @@ class JobEvents:
         facts = attempt.facts() | {"duration_s": round(duration_s, 6)}
         if outcome.ending is Ending.RELEASED:
             self._events.emit(events.JOB_RELEASED, **facts, reason=outcome.reason, delay_s=outcome.delay_s)
+        elif status == "expired" and outcome.message == Reason.EXPIRED.value:
+            job = attempt.claimed
+            self._events.emit(events.JOBS_EXPIRED, queue=attempt.queue, kind=job.kind, count=1, job_id=str(job.id))
         elif status == "expired":
             self._events.emit(
                 events.SCHEDULE_SKIPPED, **attempt.facts(), schedule=attempt.claimed.schedule, reason=outcome.message

@@ -325,7 +325,8 @@ class Settler:
         ids, attempts = keys_of(items)
         delays = [o.delay_s for _, o in items]
         messages = [o.message for _, o in items]
-        won = await self._store.settle_released(ids, attempts, delays, messages, worker_of(items), **self._how)
+        begun = [attempt.started is not None for attempt, _ in items]
+        won = await self._store.settle_released(ids, attempts, delays, messages, worker_of(items), begun, **self._how)
         return dict.fromkeys(won, "pending")
 
     async def _cancel(self, items: Sequence[Item]) -> Statuses:

@@ -190,7 +190,7 @@ async def _failure(request: Request, assignment: str, body: FailIn) -> Outcome:
 
 def _released(body: ReleaseIn) -> Outcome:
     said = None if body.reason is None else clean_text(body.reason, MESSAGE_BYTES_MAX)
-    return Outcome(Ending.RELEASED, delay_s=body.delay_s, message=said)
+    return Outcome(Ending.RELEASED, delay_s=body.delay_s, message=said, begun=said is None)
 
 
 def _shown(answer: Answer) -> dict[str, Any]:

@@ -22,4 +22,23 @@ BEGIN
         EXECUTE 'DROP FUNCTION ' || v_what;
     END LOOP;
     DROP INDEX IF EXISTS tokens_expired;
+
+    -- Functions that are new get the rights of others: see 99_finish.sql.
+    PERFORM set_config('pgworkd.functions_before', (
+        SELECT (jsonb_agg(f) || coalesce((
+            SELECT jsonb_agg(o.value || jsonb_build_object('name', new.name))
+            FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) o
+            JOIN (VALUES ('claim', '{declare_rules,declarer}'::text[]),
+                         ('depth', '{rule_of}'),
+                         ('schedule_changed', '{schedule_ended}'))
+                         AS l (like_name, names)
+                ON l.like_name = o.value ->> 'name',
+                 unnest(l.names) AS new (name)), '[]'))::text
+        FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
+    DROP FUNCTION IF EXISTS payloads(uuid[], int[], int, int, uuid),
+        settle_released(uuid[], int[], float8[], text[], int, uuid);
+    ALTER TABLE workers ADD COLUMN rules jsonb;
+    ALTER TABLE jobs ADD COLUMN begun integer NOT NULL DEFAULT 0;
+    UPDATE jobs SET begun = 1 WHERE expires_at IS NOT NULL AND attempts > 0;
+    DROP INDEX IF EXISTS jobs_expiring;
 END $migration$;

@@ -65,7 +65,11 @@ async def contents(db: Db) -> dict[str, list[Any]]:
     return found
 
 
-_ADDED = {("workers", "kind"), ("workers", "requested"), ("jobs", "lease_s"), ("queues", "endpoint")}
+_ADDED = {
+    *(("workers", name) for name in ("kind", "requested", "rules")),
+    *(("jobs", name) for name in ("lease_s", "begun")),
+    ("queues", "endpoint"),
+}
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"
 _FULL = """
