@@ -6,6 +6,7 @@ that all checks apply: a kind is named after its role there ("thread-2-0" behave
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ from pgworkd.words.payload import encode
 from tests.chaos import workload
 from tests.chaos.producer import Producer
 
-SEED = "CHAOS_APP"
+SEED, RELEASE = "CHAOS_APP", "CHAOS_RELEASE"
+NEW_SHARE = 0.3
+"""Of the kinds of a generated application, those that only its new release knows."""
 ROLES = {"plain": 5, "transact": 2, "charge": 1, "thread": 2, "stubborn": 1, "process": 1}
 HOW: dict[str, dict[str, Any]] = {"process": {"run_in": "process", "timeout_s": 20}, "charge": {"max_attempts": 1}}
 LONGEST_S_PER_SLOT = 0.1
@@ -88,9 +91,26 @@ def register(app: App, queues: list[Queue]) -> App:
 
 
 def app_of_run() -> App:
-    """The application that CHAOS_APP names; without it, that of `workload` alone."""
+    """The application that CHAOS_APP names; without it, that of `workload` alone. CHAOS_RELEASE: which release of it."""
     seed = os.environ.get(SEED)
-    return workload.app if seed is None else register(workload.app, application(int(seed)))
+    app = workload.app if seed is None else register(workload.app, application(int(seed)))
+    if os.environ.get(RELEASE) == "old":
+        for kind in new_kinds(None if seed is None else int(seed)):
+            del app.handlers[kind]
+        for kind, handler in app.handlers.items():
+            more = {"schedule_payload": {"release": "old"}} if handler.recurrence is not None else {}
+            budget = handler.max_attempts if handler.max_attempts == 1 else handler.max_attempts + 1
+            app.handlers[kind] = dataclasses.replace(handler, max_attempts=budget, **more)
+    return app
+
+
+def new_kinds(seed: int | None) -> list[str]:
+    """The kinds that the old release does not know: what may run only once is among them."""
+    kinds = ["charge", "stubborn"]
+    if seed is not None:
+        dice = random.Random(f"release {seed}")  # noqa: S311 - to be repeatable
+        kinds += [kind for queue in application(seed) for _, kind in queue.kinds() if dice.random() < NEW_SHARE]
+    return kinds
 
 
 async def set_limits(db: asyncpg.Connection[Any], queues: list[Queue]) -> None:
@@ -123,6 +143,7 @@ class AnyProducer(Producer):
         if role == "plain":
             ending = dice.random()
             facts |= {"fails": 1} if ending < 0.1 else {"snoozes": True} if ending < 0.15 else {}
+        if role in ("plain", "charge", "stubborn"):
             facts["key"] = options.get("serialize_key") and f"{queue.name} {options['serialize_key']}"
         if role == "process":
             facts["how"] = dice.choice([*workload.DEADLY, None, None])

@@ -163,6 +163,31 @@ def serialized(evidence: Evidence) -> Iterable[str | None]:
 
 
 @check
+def kept_place(evidence: Evidence) -> Iterable[str | None]:
+    """No other job of a serialize_key begins between two runs of one that waits for its retry, or was given back."""
+    by_key = defaultdict(list)
+    for run in evidence.runs:
+        if run.key is not None:
+            by_key[run.key].append(run)
+    for runs in by_key.values():
+        begun: dict[str, Run] = {}
+        last: Run | None = None
+        for run in runs:
+            before, passed = begun.get(run.job), last is not None and last.job != run.job
+            freed = before is not None and (before.how == "Snooze" or _died_after(evidence, before))
+            if before is None or not passed or freed or _frozen_at(evidence, run.by, run.start_s):
+                yield None
+            else:
+                yield f"{last} began between {before} and {run}"
+            begun[run.job] = last = run
+
+
+def _died_after(evidence: Evidence, run: Run) -> bool:
+    """Whether its job was dead after this run, from where operators retry it, behind the others."""
+    return any(c.was == "dead" and c.attempts == run.attempt for c in evidence.by_job.get(run.job, ()))
+
+
+@check
 def losses(evidence: Evidence) -> Iterable[str | None]:
     """Every lost attempt is explained by a daemon that ended, or was blocked for longer than its lease allows."""
     for before, change in _out_of_running(evidence):

@@ -51,6 +51,8 @@ class Plan:
     """Gateways through which the daemons work; 0: they have the database."""
     application: int | None = None
     """Seed of a generated application; None: only that of `workload`."""
+    releases: Sequence[str] = ("new", "old")
+    """Releases of the application side by side, as in a deployment that does not end."""
 
     @property
     def possible(self) -> dict[str, Fault]:
@@ -89,6 +91,7 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Eviden
         (directory / "clock.json").write_text(json.dumps(time.time() - now_s()))
         async with anyio.create_task_group() as tasks:
             fleet = Fleet(server, dsn, directory, tasks, dice)
+            fleet.releases, fleet.new_kinds = list(plan.releases), anyapp.new_kinds(plan.application)
             if plan.application is not None:
                 fleet.environment[anyapp.SEED] = str(plan.application)
                 queues = anyapp.application(plan.application)

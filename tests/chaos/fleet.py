@@ -96,9 +96,12 @@ class Fleet:
         self.ending = False
         self.environment: dict[str, str] = {}
         """Additional environment of daemons and producers."""
+        self.releases, self.new_kinds = list[str](), list[str]()
+        """Of the application: each new daemon gets the next release, what replaces it the same; kinds not in all."""
         self.gateways: Gateways | None = None
         """Through which the daemons work; None: they have the database."""
         self._gateway_of: dict[Proxy, Gateway] = {}
+        self._release_of: dict[Proxy, str] = {}
         self.note = History(directory, "driver").note
         self._named = 0
         self._spawned: list[subprocess.Popen[bytes]] = []
@@ -132,6 +135,9 @@ class Fleet:
             proxy = await self.new_proxy(self.dsn)
         if self.gateways is not None:
             more = self.gateways.environment(proxy)
+        if self.releases:
+            nth = self.releases[len(self._release_of) % len(self.releases)]
+            more = {**more, "CHAOS_RELEASE": self._release_of.setdefault(proxy, nth)}
         self._named += 1
         name = f"d{self._named}"
         options = [f"{key}={value}" for key, value in TIMES.items()]

@@ -7,6 +7,7 @@ unknown.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import sys
@@ -76,8 +77,10 @@ class Producer:
 
     def keyed(self) -> list[NewJob]:
         """Several jobs with a few serialize_keys."""
-        keys = [f"k{self._dice.randrange(KEYS)}" for _ in range(3)]
-        return [NewJob("mixed", self.quick(key=key), kind="plain", serialize_key=key) for key in keys]
+        dice, keys = self._dice, [f"k{self._dice.randrange(KEYS)}" for _ in range(3)]
+        kinds = ("plain", "plain", "charge", "stubborn")  # the last two are unknown to an old release
+        payload = functools.partial(self.payload, seconds=dice.uniform(0, 0.3))
+        return [NewJob("mixed", payload(key=key), kind=dice.choice(kinds), serialize_key=key) for key in keys]
 
     def limited(self) -> list[NewJob]:
         """Several jobs for the queue with a limit."""

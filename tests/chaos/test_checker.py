@@ -170,6 +170,9 @@ BREACHES: dict[str, Callable[[], Evidence]] = {
     "fenced": lambda: replace(clean(), notes=[*clean().notes[:2], *run(JOB, 1, "d1", 2.1, 8)]),
     "alone": lambda: taken_over(second_start_s=9.6, first_end_s=10),
     "serialized": lambda: with_notes(*run("x", 1, "d1", 1, 3, **KEYED), *run("y", 1, "d1", 2, 4, **KEYED)),
+    "kept_place": lambda: with_notes(
+        *run("x", 1, "d1", 1, 2, **KEYED), *run("y", 1, "d1", 3, 4, **KEYED), *run("x", 2, "d1", 5, 6, **KEYED)
+    ),
     "losses": lambda: taken_over(second_start_s=9.6, first_end_s=9),
     "leases": lambda: with_notes(note(9, "d1", "lease.lost", worker_id=1)),
     "failures": lambda: failed("ok"),

@@ -16,7 +16,8 @@ CALM_S = 4.0
 
 _WAITING = """
     SELECT array(SELECT id::text FROM pgworkd.jobs WHERE queue = $2 AND status = 'pending' AND losses = 0
-                 AND serialize_key IS NULL AND run_at <= pgworkd.clock() ORDER BY run_at LIMIT 100) AS ids,
+                 AND serialize_key IS NULL AND run_at <= pgworkd.clock() AND coalesce(kind, queue) <> ALL ($3)
+                 ORDER BY run_at LIMIT 100) AS ids,
            (SELECT coalesce(sum(concurrency), 0) FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
             WHERE queue = $2 AND name = ANY ($1)) AS slots,
            (SELECT count(*) FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id
@@ -52,7 +53,8 @@ async def look(fleet: Fleet, queue: str = "mixed") -> None:
 async def _look(fleet: Fleet, db: asyncpg.Connection[Any], queue: str) -> None:
     first_seen_s: dict[str, float] = {}
     while True:
-        row = await db.fetchrow(_WAITING, [member.name for member in fleet.members if member.alive], queue)
+        names = [member.name for member in fleet.members if member.alive]
+        row = await db.fetchrow(_WAITING, names, queue, fleet.new_kinds)  # those that any idle slot is good for
         assert row is not None
         calm = now_s() - fleet.calm_since_s > CALM_S
         if not calm or row["running"] >= row["slots"]:

@@ -22,6 +22,7 @@ from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.engine.run import unknown_kinds
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.remote_daemon.store import GatewayStore
 from pgworkd.words import events, log
@@ -90,6 +91,7 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
 
 
 if __name__ == "__main__":
+    unknown_kinds.DELAY_S = unknown_kinds.RECHECK_S = 1.0  # the daemons of a release may be gone for a moment
     os.environ["CHAOS_PID"] = str(os.getpid())
     log.configure("warning", "json")
     for method in POINTS:

@@ -118,7 +118,7 @@ async def transact(payload: dict[str, Any], job: Job) -> None:
 @app.handler("charge", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=1)
 async def charge(payload: dict[str, Any], job: Job) -> dict[str, int]:
     """Runs at most once (max_attempts=1)."""
-    with recorded(job):
+    with recorded(job, key=payload.get("key")):
         await anyio.sleep(payload["seconds"])
     return result(job)
 
@@ -126,7 +126,7 @@ async def charge(payload: dict[str, Any], job: Job) -> dict[str, int]:
 @app.handler("stubborn", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 async def stubborn(payload: dict[str, Any], job: Job) -> dict[str, int]:
     """Takes a while to react to its cancellation."""
-    with recorded(job):
+    with recorded(job, key=payload.get("key")):
         try:
             await anyio.sleep(payload["seconds"])
         finally:

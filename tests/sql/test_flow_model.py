@@ -41,7 +41,7 @@ ORDER = """
         IF EXISTS (SELECT FROM pgworkd.jobs e
                    WHERE e.queue = NEW.queue AND e.serialize_key = NEW.serialize_key
                      AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (NEW.run_at, NEW.id)
-                     AND (e.expires_at IS NULL OR e.expires_at > pgworkd.clock() OR e.attempts > 0)) THEN
+                     AND (e.expires_at IS NULL OR e.expires_at > pgworkd.clock() OR e.begun > 0)) THEN
             RAISE EXCEPTION 'job % overtakes', NEW.id;
         END IF;
         RETURN NULL;
@@ -137,6 +137,8 @@ class FlowWorld(World):
             "complete": lambda: complete(db, ids, attempts),
             "fail": lambda: fail(db, ids, attempts, delay_s=step.which * 2, permanent=step.which < 0.2),
             "release": lambda: release(db, ids, attempts, delay_s=step.which if step.which > 0.5 else None),
+            "unknown": lambda: release(db, ids, attempts, delay_s=step.which * 2, message="no handler"),
+            "begin": lambda: db.fetch("SELECT * FROM pgworkd.payloads($1, $2, 1000)", ids, attempts),
             "end": lambda: end(db, ids, attempts, status="expired" if step.which > 0.5 else "cancelled"),
         }
         return calls.get(step.what)
@@ -203,7 +205,7 @@ class FlowWorld(World):
 
 # The tests
 
-SETTLES = ["complete", "fail", "fail", "release", "release", "end", "complete", "complete"]
+SETTLES = ["complete", "fail", "fail", "release", "release", "unknown", "begin", "end", "complete", "complete"]
 PLAIN = ["insert", "insert", "claim", "claim", "claim", "tick", "commit", "rollback", "cancel", "retry", "crash"]
 LIMITS = {"max_running": 2, "limit_per_key": 1}
 RATES: dict[str, Any] = {
