@@ -114,7 +114,9 @@ def one_end(evidence: Evidence) -> Iterable[str | None]:
             yield f"{row} was completed while it was {last.get(row.job)}"
         else:
             yield None
-    yield from (f"{job} is gone without a trace" for job in ends if job not in rows)
+    for job in ends:  # a waiting occurrence makes room for that of a new rule
+        if job not in rows and evidence.by_job[job][-1].occurrence is None:
+            yield f"{job} is gone without a trace"
 
 
 @check
