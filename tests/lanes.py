@@ -86,6 +86,7 @@ SLOW = {
     "tests/sql/test_board_postgres.py*": "all queries of a board on hours of statistics",
     "tests/sql/test_migrations.py*": "databases of each version, migrated, compared and used by each role",
     # Waits
+    "tests/engine/test_claims_refused.py*": "databases that refuse for several seconds",
     "tests/engine/test_lease*": "leases that run out, each test alone on the machine",
     "tests/stories/test_02_*": "daemons that are killed, and leases that run out",
     "tests/stories/test_03_*": "daemons that are killed, and leases that run out",

@@ -165,9 +165,9 @@ class _Vitals:
 
     def status(self) -> str:
         """One line for `systemctl status`."""
-        return (
-            f"{counted(len(self._server.server_state.connections), 'connection')}, {self._app.gateway.waiters} waiting"
-        )
+        refused = self._app.gateway.remote.tallies.refusals.text()
+        connections = counted(len(self._server.server_state.connections), "connection")
+        return f"{refused and refused + '; '}{connections}, {self._app.gateway.waiters} waiting"
 
 
 def _options(settings: Settings, listener: socket.socket) -> GatewayOptions:

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 
 from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.refusals import Refusals
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.histogram import Histogram
@@ -57,6 +58,8 @@ class Tallies:
         """By queue and kind."""
         self.claims: Counter[tuple[str, str]] = Counter()
         """By queue and result: jobs, empty, failed."""
+        self.refusals = Refusals(events_)
+        """The claims that fail now."""
         self.claim_s, self.settle_s, self.wake_s = Histogram(), Histogram(), Histogram()
         """Durations of claims and settles, answered or not; from a notification to the answer of its claim."""
         self.maintenance_s: defaultdict[str, Histogram] = defaultdict(Histogram)

@@ -49,17 +49,20 @@ class DaemonSource:
         daemon, worker = self._daemon, self._daemon.worker
         started, lag_s, left_s = daemon.ready.is_set(), self._lag_s(), worker.lease_left_s
         stopping = daemon.stop_requested.is_set()
+        refused = "stopping" if stopping else daemon.tallies.refusals.text()
         waits = "" if started or stopping else daemon.status()
-        reached = "answers" if worker.database_answers else "did not answer the last heartbeat"
+        refusals = daemon.tallies.refusals
+        reached = "was not reached within the lease" if left_s == 0 else refusals.text(unavailable=True)
+        reached = reached or ("" if worker.database_answers else "did not answer the last heartbeat")
         schema = "is newer than this program: upgrade pgworkd" if worker.outdated else "fits"
         wake = "listening" if daemon.listening else "polling: notifications do not arrive"
         return [
-            Check("database", left_s > 0, waits or (reached if left_s > 0 else "was not reached within the lease")),
+            Check("database", not waits and not reached, waits or reached or "answers"),
             Check("schema", started and not worker.outdated, waits or schema),
             Check("lease", worker.lease_holds, waits or f"expires in {left_s:.1f} s unless renewed"),
             Check("loop", lag_s < LATE_S, f"has been blocked for {lag_s:.1f} s" if lag_s >= LATE_S else "runs"),
             Check("wake", started, waits or wake),
-            Check("claims", started and not stopping, "stopping" if stopping else waits or "claims jobs"),
+            Check("claims", started and not refused, refused or waits or "claims jobs"),
         ]
 
     def _lag_s(self) -> float:

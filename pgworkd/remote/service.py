@@ -143,7 +143,7 @@ class RemoteService:
         async with anyio.create_task_group() as tasks:
             self.owner.start(began_s)
             listener = NotificationListener(self._store.listener, _Notifications(self), self.events)
-            poller = Poller(self._store, self.queues.pools, self.owner, self.events, POLL_S)
+            poller = Poller(self._store, self.queues.pools, self.owner, self.events, POLL_S, self.tallies.refusals)
             parts = (self.owner, self.settles, self.beats, self._watch, self._maintenance, listener, poller)
             for part in parts:
                 tasks.start_soon(part.run, name=type(part).__name__)

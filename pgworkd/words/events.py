@@ -84,6 +84,10 @@ ENDPOINT_REFUSED: Final = "endpoint.refused"  # endpoint, error: its row or secr
 ENDPOINT_PAUSED: Final = "endpoint.paused"  # endpoint, for_s, reason: it asks for less, or fails again and again
 ENDPOINT_DISABLED: Final = "endpoint.disabled"  # endpoint, reason: it has answered that it is gone
 HOOK_FAILED: Final = "hook.failed"  # hook, error
+CLAIMS_REFUSED: Final = (
+    "claims.refused"  # part, error, since_s: none of it has succeeded since; its next success ends it
+)
+CLAIMS_RESUMED: Final = "claims.resumed"  # refused_s
 
 
 def names() -> frozenset[str]:

@@ -59,6 +59,7 @@ _LEVELS: dict[str, int] = {
     events.ENDPOINT_PAUSED: logging.WARNING,
     events.ENDPOINT_DISABLED: logging.ERROR,
     events.HOOK_FAILED: logging.ERROR,
+    events.CLAIMS_REFUSED: logging.WARNING,
 }
 _TRACES = ("exception", "stack")
 """The only multi-line values; indented, so that no line looks like the beginning of another event."""

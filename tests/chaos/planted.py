@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.bug import Bug, python, sql
+from tests.chaos.planted_blocked import BUGS as BLOCKED
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
@@ -42,6 +43,7 @@ _OF_COMPLETED = "        RETURNING j.*, s.result"
 BUGS = (
     *SIZES,
     *WINDOW,
+    *BLOCKED,
     *CLAIMS,
     *DBA,
     *RUNS,

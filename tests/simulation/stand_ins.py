@@ -11,16 +11,19 @@ from typing import Any
 
 import anyio
 
+import pgworkd.engine.claim.claim_loop
 import pgworkd.engine.claim.prefetch
 import pgworkd.engine.life.daemon
 import pgworkd.engine.life.heartbeat
 import pgworkd.engine.life.signals
 import pgworkd.engine.life.worker
+import pgworkd.engine.refusals
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.job_events
 import pgworkd.engine.settle.settler
 import pgworkd.engine.tallies
+import pgworkd.engine.wake.poller
 from pgworkd.engine.life.heartbeat import Heartbeat
 
 from .loop import SimulationLoop
@@ -33,7 +36,10 @@ USERS_OF_TIME = (
     pgworkd.engine.run.runner,
     pgworkd.engine.run.executor,
     pgworkd.engine.life.signals,
+    pgworkd.engine.refusals,
     pgworkd.engine.tallies,
+    pgworkd.engine.claim.claim_loop,
+    pgworkd.engine.wake.poller,
 )
 
 

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from pgworkd.engine.wake.poller import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Poller
+from pgworkd.errors import DatabaseUnavailable
 from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
 
@@ -122,3 +123,27 @@ def test_a_poll_after_a_rewind_starts_at_the_head() -> None:
     assert made[4][1] is not None
     assert made[5][1] is None
     assert made[6][1] is not None
+
+
+async def test_a_poll_that_fails_is_noted_until_one_succeeds_or_none_is_needed() -> None:
+    """A pool that is idle makes no claim that could fail."""
+    outcomes: list[Any] = [DatabaseUnavailable("away"), {}, DatabaseUnavailable("away")]
+    pool, noted = idle_pool(), list[tuple[str, str]]()
+
+    async def next_due(*_: object) -> dict[str, float]:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return dict(outcome)
+
+    refusals: Any = SimpleNamespace(
+        failed=lambda part, *_: noted.append((part, "failed")), passed=lambda part: noted.append((part, "passed"))
+    )
+    store: Any = SimpleNamespace(next_due=next_due)
+    fleet: Any = SimpleNamespace(may_claim=True)
+    poller = Poller(store, {"q": pool}, fleet, Events(), POLL_S, refusals)
+    for _ in range(3):
+        await poller._iteration()
+    pool.is_idle = False
+    await poller._iteration()
+    assert noted == [("poller", "failed"), ("poller", "passed"), ("poller", "failed"), ("poller", "passed")]

@@ -8,6 +8,7 @@ the slots of this process.
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
@@ -160,6 +161,7 @@ class ClaimLoop(ABC):
             delay_s = self._poll_mode.sleep_s(await self._iteration())
             self.sleeps_until = anyio.current_time() + delay_s
             await self._sleep()
+        self._tallies.refusals.passed(self.queue)
         self.sleeps_until = 0.0  # if it is opened again, `run` is called again, and iterates at once
 
     async def _sleep(self) -> None:
@@ -176,7 +178,10 @@ class ClaimLoop(ABC):
     async def _iteration(self) -> float:
         """One claim, if there is capacity. Seconds to sleep; infinite: until woken."""
         if not self._may_claim():
+            if self.paused:
+                self._tallies.refusals.passed(self.queue)
             return math.inf
+        sent_at = time.monotonic()
         try:
             if self._poll_mode.announced is None:
                 await self._announce(idle=True)
@@ -188,7 +193,10 @@ class ClaimLoop(ABC):
             if announce is not None:
                 await self._announce(idle=announce)
             self._outage.passed()
+            self._tallies.refusals.passed(self.queue)
         except PgworkdError as error:
+            if not isinstance(error, WorkerLost):
+                self._tallies.refusals.failed(self.queue, error, sent_at)
             return self._failed(error)
         finally:
             self._claiming = False

@@ -199,7 +199,7 @@ class Daemon:
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
             return f"waiting for {self._startup.waits_for}"
-        state = "working" if self.worker.may_claim else "fenced: no lease"
+        state = (self.tallies.refusals.text() or "working") if self.worker.may_claim else "fenced: no lease"
         if self.worker.outdated:
             state = "claims nothing: the schema is newer, upgrade pgworkd"
         return f"{state}, {self.running} running, queues: {', '.join(self.pools)}"
@@ -311,8 +311,8 @@ class Daemon:
             await self._queues.overrides.first.wait()  # until then they may not claim
         tasks.start_soon(self._store.tend_connections, self.worker_id, name="connections")
         tasks.start_soon(self._maintenance.run, name="maintenance")
-        poller = Poller(self._store, self.pools, self.worker, self.events, self.options.poll_s)
-        tasks.start_soon(poller.run, name="poller")
+        parts = (self._store, self.pools, self.worker, self.events, self.options.poll_s, self.tallies.refusals)
+        tasks.start_soon(Poller(*parts).run, name="poller")
 
     def _give_up_lease(self, reason: str) -> None:
         """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""

@@ -7,6 +7,7 @@ time it begins at the head nevertheless: jobs may have been committed late, and 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import anyio
@@ -14,9 +15,11 @@ import anyio
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
 from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
+from pgworkd.engine.refusals import Refusals
 from pgworkd.errors import PgworkdError
 from pgworkd.words.events import Events
 
+PART = "poller"
 COST_SHARE = 0.1
 """Maximum share of the time that polls may take."""
 PAUSE_S_MAX = 10.0
@@ -33,12 +36,20 @@ class Poller:
     """Tells each idle pool when its next job is due."""
 
     def __init__(
-        self, store: Store, pools: Mapping[str, ClaimLoop], worker: ClaimingWorker, events_: Events, poll_s: float
+        self,
+        store: Store,
+        pools: Mapping[str, ClaimLoop],
+        worker: ClaimingWorker,
+        events_: Events,
+        poll_s: float,
+        refusals: Refusals | None = None,
     ) -> None:
+        """`refusals`: where to note that a poll has failed."""
+        self._refusals = refusals or Refusals(events_)
         self._store = store
         self._pools = pools
         self._worker = worker
-        self._outage = Outage("poller", events_)
+        self._outage = Outage(PART, events_)
         self._poll_s = poll_s
         self._took_s = 0.0  # duration of the last poll
         self._head_took_s = 0.0  # duration of the last poll from the head
@@ -53,8 +64,9 @@ class Poller:
     async def _iteration(self) -> float:
         idle = [pool for pool in self._pools.values() if pool.is_idle and not pool.paused]
         if not idle or not self._worker.may_claim:
+            self._refusals.passed(PART)
             return self._poll_s
-        began = anyio.current_time()
+        began, sent_at = anyio.current_time(), time.monotonic()
         from_head = began >= self._head_at
         ages_s = [None if from_head else self._age_s(pool, began) for pool in idle]
         for pool in idle:
@@ -63,6 +75,7 @@ class Poller:
             due = await self._store.next_due([pool.queue for pool in idle], ages_s, [pool.priorities for pool in idle])
         except PgworkdError as error:
             self._since.clear()
+            self._refusals.failed(PART, error, sent_at)
             return self._outage.failed(error)
         finally:
             took_s = anyio.current_time() - began
@@ -72,6 +85,7 @@ class Poller:
                 pause_s = min(self._head_took_s, took_s) / HEAD_COST_SHARE
                 self._head_took_s, self._head_at = took_s, began + min(pause_s, HEAD_PAUSE_S_MAX)
         self._outage.passed()
+        self._refusals.passed(PART)
         for pool in idle:
             pool.expect(due.get(pool.queue))
             self._since[pool.queue] = began + min(due.get(pool.queue, 0.0), 0.0)

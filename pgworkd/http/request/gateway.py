@@ -145,7 +145,9 @@ class Gateway:
 
     async def metrics(self) -> tuple[Samples, list[Check]]:
         """What the database shows, and whether it answers and fits; at most a few seconds old."""
-        return await self._reader.read()
+        samples, checks = await self._reader.read()
+        refused = self.remote.tallies.refusals.text()
+        return samples, [*checks, Check("claims", not refused, refused or "none is refused")]
 
     def stop_waiting(self) -> None:
         """Answers all that wait, and those to come, at once: the gateway is about to stop."""
