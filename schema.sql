@@ -102,7 +102,7 @@ CREATE TABLE IF NOT EXISTS workers (
     name        text NOT NULL CHECK (char_length(name) <= 200),  -- host name unless set
     pid integer NOT NULL, version text NOT NULL,
     state       text NOT NULL DEFAULT 'running'
-                CHECK (state IN ('running', 'stopping', 'vanished')),
+                CHECK (state IN ('running', 'blocked', 'stopping', 'vanished')),  -- its event loop
     lease_s     real NOT NULL CHECK (lease_s BETWEEN 1 AND 3600),
     started_at  timestamptz NOT NULL DEFAULT clock(),
     seen_at     timestamptz NOT NULL DEFAULT clock(),   -- last heartbeat

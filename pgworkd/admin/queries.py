@@ -43,9 +43,9 @@ class QueueRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A worker. `state`: running, stopping, vanished or lost. `heartbeat_age_s`: seconds since its last heartbeat.
+    """A worker. `state`: running, blocked (its event loop), stopping, vanished or lost.
 
-    `kind`: daemon, gateway, or remote (it claims through a gateway).
+    `heartbeat_age_s`: seconds since its last heartbeat. `kind`: daemon, gateway or remote (through one).
     """
 
     id: int

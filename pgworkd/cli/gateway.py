@@ -173,7 +173,9 @@ class _Vitals:
 def _options(settings: Settings, listener: socket.socket) -> GatewayOptions:
     import socket as socket_
 
+    from pgworkd.cli import serve
     from pgworkd.database.connection import ConnectionOptions
+    from pgworkd.engine.life.heartbeat import end_process
     from pgworkd.http.request.gateway import LOOPBACK, GatewayOptions
 
     own = listener.getsockname()[0]
@@ -188,6 +190,8 @@ def _options(settings: Settings, listener: socket.socket) -> GatewayOptions:
         requests_per_s=settings.http_requests_per_s,
         api="api" in listed(settings.http_with),
         workers="workers" in listed(settings.http_with),
+        loop_limit_s=serve.options(settings).loop_limit,
+        end_process=end_process,
     )
 
 

@@ -22,6 +22,7 @@ from pgworkd.cli.programs import Program, check_queues, program
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.engine.run import liveness_pipe
@@ -29,7 +30,7 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.settings.config import Settings, load
-from pgworkd.words import log, traces
+from pgworkd.words import events, log, traces
 from pgworkd.words.events import Events, Listener
 
 if TYPE_CHECKING:
@@ -112,9 +113,16 @@ class _Service:
     def _daemon(self) -> Daemon:
         queues = self._settings.queues or None
         parts = (*self._parts, *_tracing())
-        daemon = self._make(self._app, options(self._settings), queues=queues, parts=parts, end_process=end_process)
+        ends = {"end_process": end_process, "kill_timer": KillTimer.made()}
+        daemon = self._make(self._app, options(self._settings), queues=queues, parts=parts, **ends)
         self._events = daemon.events
         self._events.listen(self._listener, except_for=log.below_level(self._settings.log_level))
+        notifier = SystemdNotifier()
+
+        def tell(*_: object) -> None:  # as its loop cannot
+            notifier.send_status(daemon.loop_watch.text())
+
+        self._events.listen(tell, except_for=events.names() - {events.LOOP_BLOCKED, events.LOOP_STUCK})
         return daemon
 
     def _supervisor(self) -> Supervisor:
@@ -193,6 +201,7 @@ def options(settings: Settings) -> DaemonOptions:
         worker_name=settings.worker_name,
         lease_s=settings.lease_s,
         heartbeat_s=settings.heartbeat_s,
+        loop_limit_s=settings.loop_limit_s,
         poll_s=settings.poll_s,
         shutdown_s=settings.shutdown_s,
         transactions_max=settings.transactions_max,

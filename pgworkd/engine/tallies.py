@@ -70,8 +70,6 @@ class Tallies:
         """How often the lease could not be renewed in time."""
         self.database_ahead_s = time.time() - time.monotonic()
         """The database's time, in seconds since the epoch, less this process' monotonic clock; at first the host's."""
-        self.ticked_at = time.monotonic()
-        """When the loop was last seen to run, on the monotonic clock."""
         self.died = anyio.Event()
         """Set when a job has died here, until `Signals` has counted it."""
         events_.listen(self._on_fence, except_for=events.names() - {events.LEASE_FENCED})

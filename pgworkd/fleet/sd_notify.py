@@ -67,7 +67,7 @@ class SystemdNotifier:
             every_s = min(STATUS_S, self.watchdog_s / 8) if self.watchdog_s else STATUS_S
             sent_ready = False
             while True:
-                lines = [f"STATUS={clean_text(escaped(daemon.status()), STATUS_BYTES_MAX)}"]
+                lines = [_status(daemon.status())]
                 if daemon.ready.is_set() and not sent_ready:
                     sent_ready = True
                     lines.append("READY=1")
@@ -84,6 +84,11 @@ class SystemdNotifier:
         await daemon.stop_requested.wait()
         self.send("STOPPING=1")
 
+    def send_status(self, text: str) -> None:
+        """Sends what the daemon does, in one line. May be called from any thread."""
+        if self._address:
+            self.send(_status(text))
+
     def send(self, message: str) -> None:
         """Sends lines of NAME=value, without confirmation."""
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -92,3 +97,7 @@ class SystemdNotifier:
             connection.setblocking(False)
             connection.connect(address)
             connection.sendall(message.encode())
+
+
+def _status(text: str) -> str:
+    return f"STATUS={clean_text(escaped(text), STATUS_BYTES_MAX)}"

@@ -108,7 +108,9 @@ class Supervisor:
         self._keeper = ProcessKeeper("process", self._name, self._start, stop_all)
         self._keeper.want({1})  # the first one starts alone, so that a common fault is reported once
         self.stop_requested = self._keeper.stop_requested
-        self._watchdog_s = SystemdNotifier().watchdog_s
+        systemd_s = SystemdNotifier().watchdog_s
+        self._has_systemd = systemd_s > 0
+        self._watchdog_s = min(filter(None, (systemd_s, options.loop_limit)), default=0.0)
         self._environ = _ENVIRON | {SUPERVISED: "1", "WATCHDOG_USEC": str(round(self._watchdog_s * 1e6))}
         for name in ("WATCHDOG_PID", REPORT_TO):
             self._environ.pop(name, None)
@@ -259,7 +261,10 @@ class Supervisor:
                     self.ready.set()
 
     async def _watch(self) -> None:
-        """Ends processes that hang, provided that another has pinged since; if all hang, systemd's watchdog decides."""
+        """Ends processes that hang: frozen, or with a loop that is blocked or whose end failed.
+
+        Under systemd only while another has pinged since; if all hang, its watchdog decides.
+        """
         tick_s = min(1.0, self._watchdog_s / 10) or math.inf
         while True:
             began_s = anyio.current_time()
@@ -270,7 +275,7 @@ class Supervisor:
             dues_s = [child.due_s for child in self._living.values() if child.reported]
             pinged_s = max(dues_s, default=0.0) - self._watchdog_s
             for child in self._late() if not self.stop_requested.is_set() else ():
-                if pinged_s <= child.due_s:
+                if self._has_systemd and pinged_s <= child.due_s:
                     continue
                 child.strikes += 1  # after a suspension of all processes some resume earlier than others
                 if child.strikes == STRIKES:

@@ -7,16 +7,13 @@ for the event loop nor slows it.
 from __future__ import annotations
 
 import platform
-import time
 from importlib.metadata import version
 
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.life.signals import TICK_S
+from pgworkd.engine.life.loop_watch import BLOCKED_S
 from pgworkd.engine.tallies import KINDS_MAX, OUTCOMES, Tallies
 from pgworkd.metrics.samples import Check, Labels, Samples, Value, durations
 
-LATE_S = 5.0
-"""A loop that has been blocked for longer, in seconds, is not ready."""
 RESULTS = ("jobs", "empty", "failed")
 BUILD: Labels = (version("pgworkd"), platform.python_version())
 
@@ -39,7 +36,7 @@ class DaemonSource:
             "pgworkd_lease_remaining_seconds": {(): daemon.worker.lease_left_s},
             "pgworkd_database_up": {(): int(daemon.worker.database_answers)},
             "pgworkd_listening": {(): int(daemon.listening)},
-            "pgworkd_loop_lag_seconds": {(): self._lag_s()},
+            "pgworkd_loop_lag_seconds": {(): daemon.loop_watch.lag_s},
             "pgworkd_processes": {("wanted",): 1, ("answering",): 1},
             "pgworkd_build_info": {BUILD: 1},
         }
@@ -47,7 +44,7 @@ class DaemonSource:
     def checks(self) -> list[Check]:
         """The conditions of readiness now."""
         daemon, worker = self._daemon, self._daemon.worker
-        started, lag_s, left_s = daemon.ready.is_set(), self._lag_s(), worker.lease_left_s
+        started, lag_s, left_s = daemon.ready.is_set(), daemon.loop_watch.lag_s, worker.lease_left_s
         stopping = daemon.stop_requested.is_set()
         refused = "stopping" if stopping else daemon.tallies.refusals.text()
         waits = "" if started or stopping else daemon.status()
@@ -60,13 +57,15 @@ class DaemonSource:
             Check("database", not waits and not reached, waits or reached or "answers"),
             Check("schema", started and not worker.outdated, waits or schema),
             Check("lease", worker.lease_holds, waits or f"expires in {left_s:.1f} s unless renewed"),
-            Check("loop", lag_s < LATE_S, f"has been blocked for {lag_s:.1f} s" if lag_s >= LATE_S else "runs"),
+            Check("loop", lag_s < BLOCKED_S, daemon.loop_watch.text() if lag_s >= BLOCKED_S else "runs"),
             Check("wake", started, waits or wake),
             Check("claims", started and not refused, refused or waits or "claims jobs"),
         ]
 
-    def _lag_s(self) -> float:
-        return max(0.0, time.monotonic() - self._daemon.tallies.ticked_at - TICK_S)
+    def sick(self) -> str:
+        """Why a restart would help; empty: it would not."""
+        watch = self._daemon.loop_watch
+        return watch.text() if watch.sick else ""
 
     def _declared(self, queues: set[str]) -> list[tuple[str, str]]:
         """Kinds of the app, shown from the start: else a rate could not see the first job of each."""

@@ -22,6 +22,7 @@ from pgworkd.words.address import Address, parse_address
 
 SNAPSHOT = "/snapshot"
 _JSON, _PLAIN = "application/json; charset=utf-8", "text/plain; charset=utf-8"
+_ALIVE = Answer(200, _PLAIN, b"alive\n")
 
 
 class Endpoint:
@@ -35,7 +36,7 @@ class Endpoint:
     def respond(self, path: str, accept: list[str]) -> Answer | None:
         """The page of that path."""
         if path == "/healthz":
-            return Answer(200, _PLAIN, b"alive\n")
+            return Answer(503, _PLAIN, f"{sick}\n".encode()) if (sick := self._source.sick()) else _ALIVE
         if path == "/readyz":
             return readiness(self._source.checks())
         if path == "/metrics":

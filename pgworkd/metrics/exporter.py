@@ -28,7 +28,7 @@ CONNECT_S = 2.0
 SHARED_S = 3.0
 """Scrapes within this time, in seconds, share one answer."""
 STATES = ("due", "scheduled", "running", "failed", "blocked", "dead")
-WORKER_STATES = ("running", "stopping", "lost")
+WORKER_STATES = ("running", "blocked", "stopping", "lost")
 HOLDERS = ("session", "prepared", "slot")
 
 
@@ -114,6 +114,10 @@ class DatabaseSource:
     def checks(self) -> list[Check]:
         """Whether the database answers, and has this version's schema."""
         return self._portal.call(self._reader.read)[1]
+
+    def sick(self) -> str:
+        """Empty: it only reads."""
+        return ""
 
 
 def depths(rows: Iterable[Sequence[Any]]) -> Samples:

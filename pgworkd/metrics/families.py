@@ -49,7 +49,7 @@ FAMILIES = (
     Family("pgworkd_queue_paused", "gauge", "1 while the queue is paused.", ("queue",), "database"),
     Family("pgworkd_queue_workers", "gauge", "Workers of the queue with a live lease.", ("queue",), "database"),
     Family("pgworkd_queue_slots", "gauge", "Slots of these workers together.", ("queue",), "database"),
-    Family("pgworkd_workers", "gauge", "Workers by state: running, stopping, lost.", ("state",), "database"),
+    Family("pgworkd_workers", "gauge", "Workers by state: running, blocked, stopping, lost.", ("state",), "database"),
     Family("pgworkd_schedule_last_seconds", "gauge", "Since one was due, if known.", ("schedule",), "database"),
     Family("pgworkd_schedule_late_seconds", "gauge", "How long the next occurrence is due.", ("schedule",), "database"),
     Family("pgworkd_oldest_snapshot_seconds", "gauge", "Age of the oldest open transaction.", (), "database"),
@@ -67,6 +67,6 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("pgworkd_claims_total", "result"): ("jobs", "empty", "failed"),
     ("pgworkd_processes", "state"): ("wanted", "answering"),
     ("pgworkd_queue_jobs", "state"): ("due", "scheduled", "running", "failed", "blocked", "dead"),
-    ("pgworkd_workers", "state"): ("running", "stopping", "lost"),
+    ("pgworkd_workers", "state"): ("running", "blocked", "stopping", "lost"),
 }
 """What a label may be, by metric and label, where it is one of a few words; boards and alert rules ask for some."""

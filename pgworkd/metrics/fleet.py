@@ -46,6 +46,10 @@ class FleetSource:
         """The conditions of all processes; in the names of those that fail is the process."""
         return self._ask()[1]
 
+    def sick(self) -> str:
+        """Empty: the parent restarts those that hang."""
+        return ""
+
     def _ask(self) -> tuple[Samples, list[Check]]:
         with self._lock:
             if time.monotonic() - self._asked_at >= SHARED_S:

@@ -34,13 +34,16 @@ class Check(NamedTuple):
 
 
 class Source(Protocol):
-    """What a listener shows. Both may be called from any thread, also while the event loop is blocked."""
+    """What a listener shows. All may be called from any thread, also while the event loop is blocked."""
 
     def samples(self) -> Samples:
         """The values now."""
 
     def checks(self) -> list[Check]:
         """The conditions of readiness now."""
+
+    def sick(self) -> str:
+        """Why a restart would help, for people; empty: it would not."""
 
 
 def durations(histogram: Histogram) -> Durations:

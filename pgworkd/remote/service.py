@@ -19,6 +19,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
@@ -51,8 +52,16 @@ STOP_S = 10.0
 class RemoteService:
     """Serves remote workers within `run`."""
 
-    def __init__(self, options: ConnectionOptions, name: str, events_: Events, periods: Periods | None = None) -> None:
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        name: str,
+        events_: Events,
+        periods: Periods | None = None,
+        loop_watch: LoopWatch | None = None,
+    ) -> None:
         """`name`: of this gateway, as `pgworkd workers` shows it."""
+        self._loop_watch = loop_watch
         self.events, self.options, self._name = events_, options, name
         self._periods = periods or Periods()
         self.tallies = Tallies(events_)
@@ -87,6 +96,7 @@ class RemoteService:
             lease_s=LEASE_S,
             heartbeat_s=HEARTBEAT_S,
             end_process=lambda _: None,  # nothing runs here that could outlive a lease
+            loop_watch=self._loop_watch,
         )
 
     def _make_signals(self) -> Signals:

@@ -14,6 +14,7 @@ from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
+from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.registry import App
@@ -76,7 +77,7 @@ class RemoteDaemon(Daemon):
     def _make_startup(self) -> Startup:
         return Startup(self._store.verify, self.events, "the gateway")
 
-    def _make_worker(self, end_process: Callable[[str], None]) -> WorkerLife:
+    def _make_worker(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> WorkerLife:
         options = self.options
         self._life = RemoteLife(
             self._store,
@@ -87,6 +88,8 @@ class RemoteDaemon(Daemon):
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
             end_process=end_process,
+            kill_timer=kill_timer,
+            loop_watch=self.loop_watch,
         )
         self._life.obey = self._obeyed
         return self._life

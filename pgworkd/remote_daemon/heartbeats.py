@@ -34,7 +34,8 @@ class GatewayHeartbeats(HeartbeatStore):
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
-        body = {"assignments": self._held.listed(worker_id), "state": state}
+        # A gateway of the first releases knows no other states.
+        body = {"assignments": self._held.listed(worker_id), "state": "running" if state == "blocked" else state}
         try:
             self._answer = await self._http.call("POST", f"/v1/workers/{worker_id:d}/beat", body, worker_id=worker_id)
         except WorkerLost:

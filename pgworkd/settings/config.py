@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(
         10, ge=1, le=1200, description="Seconds between renewals of the lease; at most lease_s / 3"
     )
+    loop_limit_s: float | None = Field(
+        None, ge=0, le=86_400, description="Seconds until a blocked event loop ends the process; none: 3 leases; 0: off"
+    )
     poll_s: float = Field(
         2, ge=0.05, le=10, description="Seconds between polls of idle queues, in case a notification is lost"
     )
@@ -333,9 +336,8 @@ def load(**overrides: object) -> Settings:
 
 def describe(settings: Settings) -> list[tuple[str, str, str]]:
     """(name, value with secrets hidden, origin) of every setting, for `pgworkd config show`."""
-    shown = {name: str(getattr(settings, name)) for name in Settings.model_fields}
+    shown = {name: "" if (value := getattr(settings, name)) is None else str(value) for name in Settings.model_fields}
     shown["dsn"] = settings.dsn_redacted or ""
-    shown |= {name: getattr(settings, name) or "" for name in ("remote", "app", "metrics_listen", "smtp_from")}
     shown["token"] = "" if settings.token is None else "***"
     shown["smtp_url"] = "" if settings.smtp_url is None else redacted(settings.smtp_url.get_secret_value())
     queues = settings.queues.items()

@@ -32,7 +32,7 @@ def lines(detail: ErrorDetails, origins: Mapping[str, str], fields: Mapping[str,
 def _expected(name: str, field: FieldInfo, value: object) -> str:
     if get_origin(field.annotation) is Literal:
         return f"must be one of {', '.join(get_args(field.annotation))}, not {quoted(value)}"
-    if field.annotation not in (int, float):
+    if field.annotation not in (int, float, float | None):
         return "must be text"
     low, high = (getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key))
     whole = "whole " if field.annotation is int else ""

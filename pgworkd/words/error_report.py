@@ -9,7 +9,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, islice, takewhile
+from types import FrameType
 
 from pydantic_core import ValidationError
 
@@ -25,6 +26,7 @@ CHAIN_MAX = 4
 """Exceptions shown from a chain of causes."""
 FAULTS_MAX = 10
 """Validation errors shown."""
+_LOOP = ("asyncio.events", "asyncio.base_events", "asyncio.runners", "uvloop")
 PARTS_MAX = 8
 """Exceptions shown in all, from the chain and its groups; they share the bytes of the traceback."""
 
@@ -62,6 +64,21 @@ def describe_error(exc: BaseException) -> ErrorFacts:
     except Exception as error:  # noqa: BLE001 - a property of the user's exception class may raise
         shown = f"(no traceback: {type(error).__name__} while reading the exception)"
     return ErrorFacts(_type_name(exc), clean_text(message, MESSAGE_BYTES_MAX), shown)
+
+
+def describe_stack(frame: FrameType) -> str:
+    """What a thread does now: its frames, outermost first, in at most 16 KiB, without passwords.
+
+    They begin with the application's: the event loop, and our code that calls a handler, are left out.
+    """
+    steps = takewhile(lambda step: _module(step[0]) not in _LOOP, traceback.walk_stack(frame))
+    frames = list(islice(steps, FRAMES_MAX))[::-1]
+    theirs = list(dropwhile(lambda step: _module(step[0]).partition(".")[0] in ("pgworkd", "anyio"), frames))
+    return _tail("".join(traceback.StackSummary.extract(theirs or frames).format()), TRACEBACK_BYTES_MAX)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _type_name(exc: BaseException) -> str:

@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias
 from pgworkd.words.traces import Trace
 
 Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
-"""Called in the daemon's loop with the event's name and its facts; must return at once."""
+"""Called in the daemon's loop, those of its watch in another thread, with the event's name and its facts; must return
+at once."""
 Tracer: TypeAlias = Callable[[Any], Trace | None]
 """Called with each attempt right before its `job.started`; what it returns follows the attempt. Must not raise."""
 
@@ -88,6 +89,15 @@ CLAIMS_REFUSED: Final = (
     "claims.refused"  # part, error, since_s: none of it has succeeded since; its next success ends it
 )
 CLAIMS_RESUMED: Final = "claims.resumed"  # refused_s
+
+# Events of the watch of the event loop, emitted in a thread of their own. Facts: blocked_s; stack: what the loop's
+# thread does; and of an attempt, those of above, where the loop is blocked by its handler.
+LOOP_BLOCKED: Final = "loop.blocked"  # limit_s: how long it may be
+LOOP_RESUMED: Final = "loop.resumed"  # blocked_s: how long it was
+LOOP_STUCK: Final = "loop.stuck"  # process_ends: at once; else its lease is not renewed until the loop runs
+PROCESS_STALLED: Final = (
+    "process.stalled"  # stalled_s, jobs: no thread ran: frozen, no CPU, or a handler held the interpreter lock
+)
 
 
 def names() -> frozenset[str]:

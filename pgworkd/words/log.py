@@ -60,6 +60,9 @@ _LEVELS: dict[str, int] = {
     events.ENDPOINT_DISABLED: logging.ERROR,
     events.HOOK_FAILED: logging.ERROR,
     events.CLAIMS_REFUSED: logging.WARNING,
+    events.LOOP_BLOCKED: logging.WARNING,
+    events.LOOP_STUCK: logging.ERROR,
+    events.PROCESS_STALLED: logging.WARNING,
 }
 _TRACES = ("exception", "stack")
 """The only multi-line values; indented, so that no line looks like the beginning of another event."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterable
 
+from pgworkd.engine.life.kill_timer import EXIT_CODE
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import BEARABLE_S, RESCUE_S, TIMES
 from tests.chaos.verdict import check, kept_away_s, situation
@@ -13,6 +15,8 @@ from tests.chaos.verdict import check, kept_away_s, situation
 TAKEN_BACK_S_MAX = TIMES["lease_s"] + RESCUE_S + TIMES["poll_s"] + 2.0
 RESUMED_S_MAX = 5.0
 WAITED_S_MAX = TIMES["poll_s"] + 1.0
+KILLED_AT_LEASE_END = (-signal.SIGKILL, EXIT_CODE)
+"""Exit codes of a daemon that its kill timer has ended: it was frozen, or had no CPU."""
 LAST_WORDS = "ending the process"
 """Logged by a daemon whose lease has expired while a handler ignores its cancellation."""
 OF_A_JOB = re.compile(r'.*"event": "job\.(failed|dead|raised|lost)"').match
@@ -72,6 +76,8 @@ def ends(evidence: Evidence) -> Iterable[str | None]:
             yield None if code == expected else f"{name} ended with {code}, not {expected}{left.get(name, '')}"
         elif name in gently:
             yield None if code == 0 else f"{name} was told to end, and ended with {code}{left.get(name, '')}"
+        elif code in KILLED_AT_LEASE_END and kept_away_s(evidence, name) >= BEARABLE_S:
+            yield None
         else:
             yield None if name in told | fell else f"{name} ended by itself, with {code}"
     yield from (f"{note.facts['name']} did not end" for note in evidence.of("hangs"))

@@ -1,11 +1,141 @@
-"""Bugs planted into what notices that the database refuses claims."""
+"""Bugs planted into what notices and ends loops that are blocked, processes that cannot run, and refused claims."""
 
 from __future__ import annotations
 
 from tests.chaos.bug import python
 
+_MATRIX = "tests/engine/test_without_loop_or_gil.py"
+_COMMANDS = "tests/engine/test_blocked_commands.py"
+_WATCH = "tests/engine/test_loop_watch.py"
 _REFUSED = "tests/engine/test_claims_refused.py"
+_TIMER = "tests/engine/test_kill_timer.py"
 BUGS = (
+    python(
+        "a handler that holds the interpreter lock outlives its lease",
+        "engine/life/heartbeat",
+        "        if self._kill_timer is not None and not self._kill_timer.armed:\n",
+        "        if False:\n",
+        tests=_MATRIX,
+    ),
+    python(
+        "a renewal does not move the kill timer",
+        "engine/life/heartbeat",
+        "            self.renewed_at_s = sent_at_s\n            self._move_kill_timer()\n",
+        "            self.renewed_at_s = sent_at_s\n",
+        tests=_MATRIX,
+    ),
+    python(
+        "the kill timer stays armed while nothing runs",
+        "engine/life/heartbeat",
+        "                self._call_in_daemon(self._disarm_if_idle)\n",
+        "                pass\n",
+        tests="tests/engine/test_lease_frozen.py",
+    ),
+    python(
+        "the stacks are written, and the process goes on",
+        "engine/life/kill_timer",
+        "all_threads=True, chain=True)",
+        "all_threads=True)",
+        tests=_TIMER,
+    ),
+    python(
+        "init of a container survives its own SIGKILL",
+        "engine/life/kill_timer",
+        "kill = signal.SIGKILL if os.getpid() != 1 else",
+        "kill = signal.SIGKILL if True else",
+        tests=_TIMER,
+    ),
+    python(
+        "a remote daemon has no kill timer",
+        "remote_daemon/daemon",
+        "            kill_timer=kill_timer,\n",
+        "",
+        tests=_COMMANDS,
+    ),
+    python(
+        "a loop may be blocked for ever",
+        "engine/life/loop_watch",
+        "        if 0 < self.limit_s <= self.lag_s and not self.stuck:\n",
+        "        if False:\n",
+        tests=_WATCH,
+    ),
+    python(
+        "a listener that blocks keeps a blocked process alive",
+        "engine/life/loop_watch",
+        "        teller.join(TOLD_S)\n",
+        "        teller.join()\n",
+        tests=_WATCH,
+    ),
+    python(
+        "to wait for a listener that blocks counts as if no thread ran",
+        "engine/life/loop_watch",
+        "                self._look()\n            slept_at = time.monotonic()\n",
+        "                self._look()\n            slept_at += TICK_S\n",
+        tests=_WATCH,
+    ),
+    python(
+        "a loop that could not run is called blocked by its handler",
+        "engine/life/loop_watch",
+        "            if stalled_s >= BLOCKED_S:\n",
+        "            if False:\n",
+        tests=_WATCH,
+    ),
+    python(
+        "a task that a handler has started is nobody's",
+        "engine/life/loop_watch",
+        "        running = None if task is None else _context(task).get(log.RUNNING)\n",
+        "        running = None\n",
+        tests=_WATCH,
+    ),
+    python(
+        "an embedded daemon whose loop is stuck keeps its jobs",
+        "engine/life/heartbeat",
+        "        if self._loop_watch is not None and self._loop_watch.stuck:\n",
+        "        if False:\n",
+        tests=_COMMANDS,
+    ),
+    python(
+        "without systemd a frozen process is never restarted",
+        "fleet/supervisor",
+        "(systemd_s, options.loop_limit)",
+        "(systemd_s,)",
+        tests=_COMMANDS,
+    ),
+    python(
+        "processes that are all frozen are left to systemd, which is not there",
+        "fleet/supervisor",
+        "                if self._has_systemd and pinged_s <= child.due_s:\n",
+        "                if pinged_s <= child.due_s:\n",
+        tests=_COMMANDS,
+    ),
+    python(
+        "a gateway's loop may be blocked for ever",
+        "cli/gateway",
+        "        loop_limit_s=serve.options(settings).loop_limit,\n",
+        "",
+        tests=_COMMANDS,
+    ),
+    python(
+        "liveness never fails",
+        "metrics/daemon",
+        '        return watch.text() if watch.sick else ""\n',
+        '        return ""\n',
+        tests=_COMMANDS,
+    ),
+    python(
+        "a blocked worker says that it is running",
+        "engine/life/heartbeat",
+        "        is_blocked = self._loop_watch is not None and self._loop_watch.lag_s >= self._heartbeat_s\n",
+        "        is_blocked = False\n",
+        tests=_COMMANDS,
+    ),
+    python(
+        "a blocked remote daemon tells its gateway a state that it refuses",
+        "remote_daemon/heartbeats",
+        '"state": "running" if state == "blocked" else state}',
+        '"state": state}',
+        tests=_COMMANDS,
+    ),
     python(
         "claims that the database refuses are not told",
         "engine/claim/claim_loop",

@@ -78,8 +78,8 @@ BUGS = (
     python(
         "an embedded daemon ends its host process",
         "engine/life/daemon",
-        "self._make_worker(end_process or self._give_up_lease)\n",
-        "self._make_worker(end_process or __import__('pgworkd.engine.life').engine.life.heartbeat.end_process)\n",
+        "(end_process or self._give_up_lease, kill_timer)\n",
+        "(end_process or __import__('pgworkd.engine.life').engine.life.heartbeat.end_process, kill_timer)\n",
         tests="tests/engine/test_host.py",
     ),
     python(

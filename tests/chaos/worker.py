@@ -23,6 +23,7 @@ from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.run import unknown_kinds
+from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.remote_daemon.store import GatewayStore
 from pgworkd.words import events, log
@@ -80,7 +81,9 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     limit_s = changes["lease_s"] / 2.2  # the same bound as for settings
     connection = ConnectionOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
     options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
-    daemon = made(app_of_run(), options, parts=(Vitals(),), end_process=end_process)
+    # Half of the daemons have to do without, as some systems have, so that outcomes come late, too.
+    kill_timer = KillTimer.made() if int(options.worker_name[1:]) % 2 else None
+    daemon = made(app_of_run(), options, parts=(Vitals(),), end_process=end_process, kill_timer=kill_timer)
     daemon.events.listen(_noted)
     daemon.events.listen(log.listener("warning"), except_for=log.below_level("warning"))
     asyncio.get_running_loop().add_signal_handler(

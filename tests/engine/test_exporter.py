@@ -62,7 +62,7 @@ async def test_all_families_as_a_reader(db: asyncpg.Connection[Any], dsn: str) -
     assert found["pgworkd_queue_paused"] == {("mail",): 0, ("still",): 1}
     assert found["pgworkd_queue_workers"] == {("mail",): 1, ("still",): 0}
     assert found["pgworkd_queue_slots"] == {("mail",): 7, ("still",): 0}
-    assert found["pgworkd_workers"] == {("running",): 1, ("stopping",): 0, ("lost",): 0}
+    assert found["pgworkd_workers"] == {("running",): 1, ("blocked",): 0, ("stopping",): 0, ("lost",): 0}
     assert 0 <= float(found["pgworkd_sample_age_seconds"][()]) < 30  # type: ignore[arg-type]
     assert float(found["pgworkd_table_bytes"][("jobs",)]) > 8192  # type: ignore[arg-type]
     assert ("finished_jobs",) in found["pgworkd_table_bytes"]

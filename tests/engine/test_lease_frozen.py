@@ -10,7 +10,9 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.words import events
-from tests.kits.daemon import LEASE_S, daemon_of, insert, until
+from tests.kits import process
+from tests.kits.daemon import LEASE_S, daemon_of, insert, until, waits_for_status
+from tests.kits.proxy import Proxy
 
 
 async def test_no_claimed_job_starts_after_a_freeze_until_the_lease_is_renewed(
@@ -38,3 +40,23 @@ async def test_no_claimed_job_starts_after_a_freeze_until_the_lease_is_renewed(
     assert all(fresh for _, _, fresh in began), began
     assert len({job_id for job_id, _, _ in began}) == 5
     assert ended == []
+
+
+async def test_an_outage_ends_no_process_in_which_nothing_runs(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """The fence has cancelled the handlers: the timers that would end the process are disarmed."""
+    await db.execute(process.TABLES)
+    lease_s = 2.0
+    async with Proxy(dsn) as proxy:
+        with process.daemon_process(proxy.dsn, lease_s=lease_s, heartbeat_s=0.4) as daemon:
+            job_id = await insert(db, "work", '{"gate": "open"}')
+            await until(lambda: db.fetchval("SELECT count(*) FROM runs"))
+            proxy.mode = "hold"
+            held_at = time.monotonic()
+            await until(lambda: time.monotonic() - held_at > 2 * lease_s)
+            assert daemon.poll() is None
+            proxy.mode = "pass"
+            await db.execute("INSERT INTO gates VALUES ('open')")
+            await until(waits_for_status(db, job_id, "completed"))
+            assert daemon.poll() is None
+    rows = await db.fetch("SELECT DISTINCT pid FROM runs")
+    assert [row["pid"] for row in rows] == [daemon.pid]

@@ -18,6 +18,7 @@ from pgworkd.alerts.alert import Alert
 from pgworkd.alerts.digest import Digest
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.engine.life.kill_timer import KillTimer
 from tests.kits.daemon import quick_options
 
 QUEUES = ("mail", "bills", "search", "images")
@@ -69,7 +70,8 @@ def dying_daemon(dsn: str) -> Iterator[subprocess.Popen[bytes]]:
 
 async def main(dsn: str) -> int:
     """Runs the daemon until SIGTERM."""
-    daemon = Daemon(app_of(dsn), quick_options(dsn, worker_name=f"w-{os.getpid()}", **LEASE), end_process=end_process)
+    options = quick_options(dsn, worker_name=f"w-{os.getpid()}", **LEASE)
+    daemon = Daemon(app_of(dsn), options, end_process=end_process, kill_timer=KillTimer.made())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.request_stop)
     return await daemon.run()
 

@@ -40,6 +40,9 @@ class FakeSource:
     def checks(self) -> list[Check]:
         return self._checks
 
+    def sick(self) -> str:
+        return ""
+
 
 def filled(queues: int, kinds: int, number: int = 3) -> Samples:
     """Every family of a process with values, for so many queues and kinds."""

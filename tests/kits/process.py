@@ -21,6 +21,7 @@ import asyncpg
 
 from pgworkd import App, Job
 from pgworkd.engine.life.heartbeat import end_process
+from pgworkd.engine.life.kill_timer import KillTimer
 from tests.kits.daemon import made, quick_options
 
 TABLES = """
@@ -111,7 +112,9 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
     """Runs the daemon until SIGTERM."""
     global _pool
     _pool = await asyncpg.create_pool(dsn, min_size=1, max_size=5)
-    daemon = made(app, quick_options(dsn, **changes), end_process=end_process)
+    is_ours = not changes.pop("embedded", False)
+    ends = {"end_process": end_process, "kill_timer": KillTimer.made()} if is_ours else {}
+    daemon = made(app, quick_options(dsn, **changes), **ends)
     daemon.events.listen(lambda name, facts: print(name, dict(facts), file=sys.stderr, flush=True))  # noqa: T201
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.request_stop)
     return await daemon.run()
@@ -119,7 +122,10 @@ async def main(dsn: str, changes: dict[str, float]) -> int:
 
 @contextlib.contextmanager
 def daemon_process(dsn: str, log: Any = subprocess.DEVNULL, **changes: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a daemon process; it is killed at the end if it is still alive."""
+    """Starts a daemon process; it is killed at the end if it is still alive.
+
+    `embedded=1`: a daemon in a process that belongs to its host.
+    """
     arguments = [f"{key}={value}" for key, value in changes.items()]
     process = subprocess.Popen([sys.executable, "-m", "tests.kits.process", dsn, *arguments], stderr=log)
     try:

@@ -52,6 +52,18 @@ BUGS: dict[Planted, str] = {
         return delay_s""",
     ): "comes_back",
     Planted(
+        "a handler is called under a timer that is disarmed",
+        "pgworkd/engine/life/heartbeat.py",
+        "        if self._kill_timer is not None and not self._kill_timer.armed:\n",
+        "        if self._kill_timer is not None and not self._kill_timer.armed and self._void:\n",
+    ): "lease",
+    Planted(
+        "the kill timer is left behind by what it protected",
+        "pgworkd/engine/life/heartbeat.py",
+        "                self._call_in_daemon(self._disarm_if_idle)\n",
+        "                pass\n",
+    ): "lease",
+    Planted(
         "the settler drops its batch on an error",
         "pgworkd/engine/settle/settler.py",
         "                await self._outage.wait(error)\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ import pgworkd.engine.settle.settler
 import pgworkd.engine.tallies
 import pgworkd.engine.wake.poller
 from pgworkd.engine.life.heartbeat import Heartbeat
+from pgworkd.engine.life.kill_timer import KillTimer
+from pgworkd.engine.life.loop_watch import LoopWatch
 
 from .loop import SimulationLoop
 from .network import Network
@@ -66,6 +69,27 @@ class SimulatedLease(Heartbeat):
         self._daemon_loop.call_soon(function, *args)
 
 
+class SimulatedTimer(KillTimer):
+    """The kernel's timers on the simulated clock; they are found out, not fired."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        self._loop = loop
+        self.kills_at = math.inf
+
+    def arm(self, dump_in_s: float, kill_in_s: float) -> None:
+        self.armed, self.kills_at = True, self._loop.time() + kill_in_s
+
+    def disarm(self) -> None:
+        self.armed, self.kills_at = False, math.inf
+
+
+class SimulatedWatch(LoopWatch):
+    """Of a loop in which no real time passes."""
+
+    async def run(self) -> None:
+        await anyio.sleep_forever()
+
+
 class SimulatedSignals:
     """Stands in for `SignalStore`: nothing is sampled, and no death is counted, as no job depends on that."""
 
@@ -103,6 +127,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
             put(module, "boot_time_s", loop.time)
         put(pgworkd.engine.life.worker, "version", lambda _: "simulated")
         put(pgworkd.engine.life.worker, "Heartbeat", SimulatedLease)
+        put(pgworkd.engine.life.daemon, "LoopWatch", SimulatedWatch)
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher, SimulatedSignals()))
         for name, bound in bounds.items():
             put(pgworkd.engine.settle.settler, name, bound)

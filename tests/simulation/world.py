@@ -22,7 +22,7 @@ from pgworkd.words.events import Events
 from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
 from .network import CALM, COMMAND_S, LINK, Network
 from .plans import QUEUES, Doing, Plan, Profile, draw
-from .stand_ins import stand_ins
+from .stand_ins import SimulatedTimer, stand_ins
 from .table import EPOCH_S, Row, Table
 from .watch import SAMPLE_S, Watch
 
@@ -70,6 +70,7 @@ class World:
         self.network = Network(self.table, loop.random, loop.note, plan.weather)
         self.doings: dict[UUID, list[Doing]] = {}
         self._refuses = 0
+        self._timer = SimulatedTimer(loop)
         self.watch.table, self.watch.network, self.watch.poll_s = self.table, self.network, POLL_S
 
     async def live(self) -> None:
@@ -106,7 +107,8 @@ class World:
             cancel_grace_s=CANCEL_GRACE_S,
             periods=periods,
         )
-        return Daemon(_app(), options, queues=self.plan.slots, events_=events, end_process=self._end_process)
+        ends = {"end_process": self._end_process, "kill_timer": self._timer}
+        return Daemon(_app(), options, queues=self.plan.slots, events_=events, **ends)
 
     def _end_process(self, reason: str) -> None:
         if not self._refuses:
@@ -121,6 +123,9 @@ class World:
         doings = self.doings[job.id]
         doing = doings[job.attempt - 1] if job.attempt <= len(doings) else AFTER_ALL
         self.watch.began(key, job.queue)
+        lease = self.daemon.worker.heartbeat
+        if lease is None or self._timer.kills_at >= lease.renewed_at_s + self.plan.lease_s:
+            self.watch.broken("lease", "a handler is called, and the kernel would not end it with the lease")
         try:
             answer = await self._do(doing)
         except asyncio.CancelledError:
@@ -189,6 +194,8 @@ class World:
         while True:
             await anyio.sleep(SAMPLE_S)
             self.watch.sample()
+            if self.loop.time() >= self._timer.kills_at:
+                self.watch.broken("lease", "the kernel ends the process, and nobody held Python's lock")
 
     def _insert(self, queue: str, priority: int, due_in_s: float, jobs: list[dict[str, Any]]) -> None:
         rows = []

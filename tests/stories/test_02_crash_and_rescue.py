@@ -50,7 +50,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(dsn: str, db
     await db.execute(process.TABLES)
     job_id = await insert(db, "block", '{"seconds": 3.5}')
     lease = {"lease_s": 1.0, "heartbeat_s": 0.2}
-    with process.daemon_process(dsn, **lease):
+    with process.daemon_process(dsn, loop_limit_s=0, **lease):
         await until(lambda: db.fetchval("SELECT count(*) FROM runs"))
         async with running(App_of_work(), dsn, **lease):
             await until(waits_for_status(db, job_id, "completed"))
@@ -59,14 +59,39 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(dsn: str, db
     assert (row["attempts"], row["failures"]) == (1, 0)
 
 
-async def test_a_frozen_daemon_loses_its_jobs_and_cannot_settle_them_when_resumed(
+async def test_a_frozen_daemon_ends_with_its_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """SIGSTOP for longer than the lease: the kernel ends the process just before others take its jobs over.
+
+    So no handler runs on when it thaws. A frozen daemon without a job lives, and goes on."""
+    await db.execute(process.TABLES)
+    lease = {"lease_s": 2.0, "heartbeat_s": 0.4}
+    with process.daemon_process(dsn, **lease) as first, process.daemon_process(dsn, **lease) as second:
+        for each in (first, second):
+            await until(lambda each=each: db.fetchval(process.SERVES, each.pid))  # type: ignore[misc]
+        job_id = await insert(db, "work", json.dumps({"gate": "open"}))
+        await until(lambda: db.fetchval("SELECT count(*) FROM runs"))
+        is_first = await db.fetchval("SELECT pid FROM runs") == first.pid
+        busy, idle = (first, second) if is_first else (second, first)
+        for each in (busy, idle):
+            os.kill(each.pid, signal.SIGSTOP)
+        async with running(App_of_work(), dsn, **lease) as (_, seen):
+            await seen.wait(events.JOB_LOST)
+            assert busy.poll() == -signal.SIGKILL
+            await until(waits_for_status(db, job_id, "completed"))
+        os.kill(idle.pid, signal.SIGCONT)
+        again = await insert(db, "block", '{"seconds": 0}')
+        await until(waits_for_status(db, again, "completed"))
+        assert idle.poll() is None
+
+
+async def test_an_embedded_daemon_that_was_frozen_loses_its_jobs_and_cannot_settle_them(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
-    """SIGSTOP for longer than the lease: the jobs are rescued, and the outcomes of the old attempts are rejected."""
+    """Its process belongs to its host and is not ended: the outcomes of the old attempts are rejected."""
     await db.execute(process.TABLES)
     job_id = await insert(db, "work", json.dumps({"gate": "open"}))
     lease = {"lease_s": 2.0, "heartbeat_s": 0.4}
-    with process.daemon_process(dsn, **lease) as frozen:
+    with process.daemon_process(dsn, embedded=1, **lease) as frozen:
         await until(lambda: db.fetchval("SELECT count(*) FROM runs"))
         worker = await db.fetchval("SELECT worker_id FROM pgworkd.jobs")
         os.kill(frozen.pid, signal.SIGSTOP)

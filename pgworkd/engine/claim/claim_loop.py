@@ -39,9 +39,11 @@ class ClaimingWorker(Protocol):
     def may_claim(self) -> bool:
         """False while the lease is in doubt or the daemon stops."""
 
-    @property
-    def lease_holds(self) -> bool:
-        """False once the lease may have expired, read from the clock: a process that was frozen learns it at once."""
+    def protects(self) -> bool:
+        """Whether a handler may be called: not once the lease may have expired, read from the clock.
+
+        From then on the process ends before the lease does.
+        """
 
     def renew_now(self) -> None:
         """Sends a heartbeat: the database says that our lease has run out, and only a heartbeat can confirm that."""

@@ -113,7 +113,7 @@ class Pool(ClaimLoop):
 
     def _may_start(self) -> bool:
         """Whether attempts may begin; after a freeze it is known here before the heartbeat thread has reported it."""
-        if self._worker.lease_holds:
+        if self._worker.protects():
             return True
         self.release_unstarted(Reason.FENCE)
         return False

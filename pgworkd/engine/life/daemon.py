@@ -8,7 +8,6 @@ everything, end the registration.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping
 
 import anyio
@@ -18,6 +17,8 @@ from pgworkd.database.listener import NotificationListener
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.kill_timer import KillTimer
+from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Maintenance
 from pgworkd.engine.life.notifications import Notifications
 from pgworkd.engine.life.options import DaemonOptions, Part
@@ -59,8 +60,11 @@ class Daemon:
         parts: tuple[Part, ...] = (),
         events_: Events | None = None,
         end_process: Callable[[str], None] | None = None,
+        kill_timer: KillTimer | None = None,
     ) -> None:
         """`queues`: which to serve, and how many slots each has (None: as the app says); None: all of the app's.
+
+        `kill_timer`: beside `end_process`, for where Python cannot run (`KillTimer.made()`).
 
         Raises UsageError for an app without handlers or a queue that no handler serves.
         """
@@ -83,7 +87,8 @@ class Daemon:
         )
         self._settler = self._make_settler()
         self._runner = self._make_runner()
-        self.worker = self._make_worker(end_process or self._give_up_lease)
+        self.loop_watch = LoopWatch(self.events, options.loop_limit, end_process, self.in_flight)
+        self.worker = self._make_worker(end_process or self._give_up_lease, kill_timer)
         self._signals = self._make_signals()
         self._maintenance = self._make_maintenance()
         parts_to_stop = (self._queues, self.in_flight, self._settler, self.worker, self._maintenance, self._signals)
@@ -102,8 +107,8 @@ class Daemon:
             self.in_flight,
             self.events,
             make=self._make_pool,
-            drop=self._drop_pool,
-            refresh=self._fetch_settings,
+            drop=lambda queue: self._store.drop_pool(self.worker_id, queue),
+            refresh=lambda: self.worker.renew_now(),  # noqa: PLW0108 - it is made later
         )
 
     def _make_settler(self) -> Settler:
@@ -124,7 +129,7 @@ class Daemon:
             *(self.app, self._store, self._recurring, self.events, options.worker_name, backoffs, options.grace_s)
         )
 
-    def _make_worker(self, end_process: Callable[[str], None]) -> WorkerLife:
+    def _make_worker(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> WorkerLife:
         return WorkerLife(
             self._store,
             self._queues,
@@ -136,6 +141,8 @@ class Daemon:
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
             end_process=end_process,
+            kill_timer=kill_timer,
+            loop_watch=self.loop_watch,
         )
 
     def _make_signals(self) -> Signals:
@@ -160,12 +167,6 @@ class Daemon:
     def _make_pool(self, queue: str, slots: int) -> Pool:
         parts = (self._store, self._runner, self._settler, self.in_flight, self.events, self.tallies)
         return Pool(queue, slots, self.app, self.worker, *parts)
-
-    async def _drop_pool(self, queue: str) -> None:
-        await self._store.drop_pool(self.worker_id, queue)
-
-    def _fetch_settings(self) -> None:
-        self.worker.renew_now()
 
     # State and commands, for its host.
 
@@ -249,6 +250,7 @@ class Daemon:
         exit_code, problem = 1, None
         try:
             async with self._runner.processes, anyio.create_task_group() as tasks:
+                tasks.start_soon(self.loop_watch.run)
                 for part in self._parts:
                     tasks.start_soon(part.run, self, name=type(part).__name__)
                 tasks.start_soon(self._signals.tick)
@@ -317,11 +319,12 @@ class Daemon:
     def _give_up_lease(self, reason: str) -> None:
         """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""
         if not self.stop_requested.is_set() and self._loop is not None:
-            self._loop.call_soon_threadsafe(functools.partial(self._stop_because, reason))
+            self._loop.call_soon_threadsafe(self._stop_because, reason)
 
     def _stop_because(self, reason: str) -> None:
         if not self.stop_requested.is_set():
             self.events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
+            self._shutdown.unasked = True
             self.request_stop(now=True)
 
     # Called by the settler.

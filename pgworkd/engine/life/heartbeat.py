@@ -6,6 +6,7 @@ while the machine is suspended, counted from just before the last successful ren
 
     lease - margin   fence: the daemon cancels everything that runs
     lease - 1/30     if anything still runs (a blocked loop, a thread), the process ends itself
+    lease - 1/40     if Python cannot even do that, the kernel does: see `KillTimer`; the rest is for the process to end
     lease            only now may others take over
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
+import select
 import sys
 import threading
 import time
@@ -24,6 +27,8 @@ from typing import Protocol
 import anyio
 
 from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
+from pgworkd.engine.life.kill_timer import KillTimer
+from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
 
@@ -71,11 +76,16 @@ class Heartbeat:
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
+        kill_timer: KillTimer | None = None,
+        loop_watch: LoopWatch | None = None,
         queues: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """`connect` makes the thread's own connection; its argument is the limit of each call, in seconds.
 
         `end_process` is called from the thread with a reason, and must end the process, or stop all handlers.
+        `kill_timer`: only where the process is ours.
+
+        `loop_watch`: while it says that the loop is stuck, the lease is not renewed.
 
         `queues` returns the queues whose settings to fetch (None: all); it, too, is called from the thread.
         """
@@ -91,7 +101,10 @@ class Heartbeat:
         self._fence_s = lease_s - lease_s / 6
         self._end_s = lease_s - lease_s / 30
         self._grace_s = min(2.0, lease_s / 10)
+        self._dump_s, self._kill_s = lease_s - lease_s / 40, lease_s - lease_s / 60
         self._end_process = end_process
+        self._kill_timer, self._setting_timer = kill_timer, threading.Lock()
+        self._loop_watch = loop_watch
         self._queues = queues
         self._daemon_loop = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,7 +129,16 @@ class Heartbeat:
         self.worker_id = worker_id
         self.renewed_at_s = registered_at_s
         self._void = False
+        self._move_kill_timer()
         self.renew_now()
+
+    def protects(self) -> bool:
+        """Whether a handler may be called now: the lease is fresh; and the process will end before it expires."""
+        if not self.fresh:
+            return False
+        if self._kill_timer is not None and not self._kill_timer.armed:
+            self._set_kill_timer(self._kill_timer)
+        return True
 
     @property
     def fresh(self) -> bool:
@@ -135,6 +157,22 @@ class Heartbeat:
         with anyio.CancelScope(shield=True), anyio.move_on_after(2):
             while self._thread.is_alive():
                 await anyio.sleep(0.01)
+        self._disarm_if_idle()
+
+    def _disarm_if_idle(self) -> None:
+        """In the daemon's loop, as `protects`: nothing comes between its call and that of the handler."""
+        if self._kill_timer is not None and self._kill_timer.armed and not self._holder.still_running():
+            with self._setting_timer:
+                self._kill_timer.disarm()
+
+    def _set_kill_timer(self, timer: KillTimer) -> None:
+        with self._setting_timer:
+            ago_s = boot_time_s() - self.renewed_at_s
+            timer.arm(self._dump_s - ago_s, self._kill_s - ago_s)
+
+    def _move_kill_timer(self) -> None:
+        if self._kill_timer is not None and self._kill_timer.armed:
+            self._set_kill_timer(self._kill_timer)
 
     # In the thread.
 
@@ -157,6 +195,8 @@ class Heartbeat:
 
     async def _beat(self, store: HeartbeatStore) -> float:
         """One renewal. Seconds until the next."""
+        if self._loop_watch is not None and self._loop_watch.stuck:
+            return min(1.0, self._heartbeat_s)
         worker_id = self.worker_id
         try:
             if await self._renew(store, worker_id):
@@ -173,7 +213,7 @@ class Heartbeat:
         sent_at_s = boot_time_s()
         answered = False
         try:
-            renewed = await store.heartbeat(worker_id, self.state)
+            renewed = await store.heartbeat(worker_id, self._reported())
             answered = True
         finally:
             self.tried_at_s, self.answered = boot_time_s(), answered
@@ -183,11 +223,17 @@ class Heartbeat:
             return False
         if renewed:
             self.renewed_at_s = sent_at_s
+            self._move_kill_timer()
             self._call_in_daemon(self._holder.lease_renewed)
         elif not self._void:
             self._void = True
             self._call_in_daemon(self._holder.worker_lost)
         return renewed
+
+    def _reported(self) -> str:
+        """The state to store, where a loop is called blocked once it has been from one renewal to the next."""
+        is_blocked = self._loop_watch is not None and self._loop_watch.lag_s >= self._heartbeat_s
+        return "blocked" if is_blocked and self.state == "running" else self.state
 
     async def _guard(self) -> None:
         """Watches the clock, whatever the heartbeat waits for."""
@@ -204,7 +250,10 @@ class Heartbeat:
                 self._end_process(
                     f"the lease expires and {counted(self._holder.still_running(), 'handler')} would not stop"
                 )
-            await anyio.sleep(min(0.25, self._lease_s / 60))
+            if self._kill_timer is not None and self._kill_timer.armed and not self._holder.still_running():
+                self._call_in_daemon(self._disarm_if_idle)
+            left_s = self._end_s - since_s
+            await anyio.sleep(min(0.25, self._lease_s / 60, left_s if left_s > 0 else math.inf))
 
     def _call_in_daemon(self, function: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -213,5 +262,6 @@ class Heartbeat:
 
 def end_process(reason: str) -> None:
     """Ends this process at once, without clean-up: others are about to take over its jobs."""
-    os.write(2, f"pgworkd: {reason}; ending the process\n".encode())
+    if select.select((), (2,), (), 0.1)[1]:  # else nobody reads it
+        os.write(2, f"pgworkd: {reason}; ending the process\n".encode())
     os._exit(1)

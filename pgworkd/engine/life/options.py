@@ -9,6 +9,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words.job import Reason
 
+LOOP_LIMIT_LEASES = 3
+
 
 class Part(Protocol):
     """An optional task that runs as long as the daemon (metrics, HTTP, sd_notify)."""
@@ -35,9 +37,19 @@ class DaemonOptions:
     """No run is reported as slow before."""
     slow_factor: float = 5.0
     """A run is reported as slow after this many times the average duration of its kind."""
+    loop_limit_s: float | None = None
+    """How long the event loop may be blocked; then the process ends, or an embedded daemon gives up its lease.
+
+    None: three leases; 0: for ever.
+    """
     statistics: bool = True
     """Collect samples of all queues, and what ended in each period."""
     periods: Periods = field(default_factory=Periods)
+
+    @property
+    def loop_limit(self) -> float:
+        """`loop_limit_s`, in seconds, with its default."""
+        return LOOP_LIMIT_LEASES * self.lease_s if self.loop_limit_s is None else self.loop_limit_s
 
     def grace_s(self, reason: Reason) -> float:
         """Time for the clean-up of a run that is cancelled for this reason.

@@ -44,6 +44,8 @@ class Shutdown:
         """`end_process` ends the process if handlers would outlive the lease of their jobs; None: it is the host's."""
         self.now = anyio.Event()
         """Set to stop at once: what runs is not waited for."""
+        self.unasked = False
+        """The lease ended first: the exit code is 1."""
         self._options, self._queues, self._in_flight, self._settler = options, queues, in_flight, settler
         self._worker, self._maintenance, self._signals, self._events = worker, maintenance, signals, events_
         self._end_process = end_process
@@ -79,7 +81,7 @@ class Shutdown:
         else:
             with contextlib.suppress(PgworkdError):  # statistics only
                 await self._signals.write_last()
-        return 1 if reason else 0
+        return 1 if reason or self.unasked else 0
 
     async def _wait_for_handlers(self, *, hurry: bool) -> None:
         """Until no handler runs and no claim is under way, or, if `hurry`, until an immediate stop is requested."""

@@ -117,10 +117,9 @@ class Signals:
                 await self.minutes()
 
     async def tick(self) -> None:
-        """Notes that the loop runs, and when a sample is due, until cancelled."""
+        """Notes when a sample is due, until cancelled."""
         while True:
-            now = self._tallies.ticked_at = time.monotonic()
-            if now >= self._sample_at and self._tallies.calls != self._sampled:
+            if time.monotonic() >= self._sample_at and self._tallies.calls != self._sampled:
                 self.sample_due.set()
             await anyio.sleep(TICK_S)
 

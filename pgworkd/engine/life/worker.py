@@ -20,6 +20,8 @@ from pgworkd.database.schema import VERSION
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
+from pgworkd.engine.life.kill_timer import KillTimer
+from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
@@ -69,11 +71,13 @@ class WorkerLife:
         lease_s: float,
         heartbeat_s: float,
         end_process: Callable[[str], None],
+        kill_timer: KillTimer | None = None,
+        loop_watch: LoopWatch | None = None,
     ) -> None:
         """`kinds` (None: any), `handled_queues`: those with a handler in the code; more queues may be added while it
         runs. `kind`: of the worker.
 
-        `end_process`: see `Heartbeat`.
+        `end_process`, `kill_timer`, `loop_watch`: see `Heartbeat`.
         """
         self.worker_id = 0  # a Registration, once there is one
         self.heartbeat: Heartbeat | None = None
@@ -91,7 +95,7 @@ class WorkerLife:
         self._handled_queues = handled_queues
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
-        self._end_process = end_process
+        self._end_process, self._kill_timer, self._loop_watch = end_process, kill_timer, loop_watch
         self._fenced = False
         self._lost = anyio.Event()
         self._stopped = False
@@ -108,6 +112,10 @@ class WorkerLife:
     def lease_holds(self) -> bool:
         """True while the lease protects our jobs, by the clock."""
         return self.heartbeat is not None and self.heartbeat.fresh
+
+    def protects(self) -> bool:
+        """Whether a handler may be called now: see `Heartbeat.protects`."""
+        return self.heartbeat is not None and self.heartbeat.protects()
 
     @property
     def lease_left_s(self) -> float:
@@ -144,6 +152,8 @@ class WorkerLife:
             lease_s=self._lease_s,
             heartbeat_s=self._heartbeat_s,
             end_process=self._end_process,
+            kill_timer=self._kill_timer,
+            loop_watch=self._loop_watch,
             queues=lambda: {*self._handled_queues, *self._queues.names},
         )
         self.heartbeat.renewed_at_s = began_s

@@ -188,7 +188,7 @@ class Removed(Answer):
 
 
 class WorkerOut(Answer):
-    """A worker. `kind`: daemon, gateway or remote; `state`: running, stopping, vanished or lost."""
+    """A worker. `kind`: daemon, gateway or remote; `state`: running, blocked, stopping, vanished or lost."""
 
     id: int
     name: str

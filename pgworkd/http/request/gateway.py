@@ -18,7 +18,9 @@ from pgworkd.admin.admin import Admin
 from pgworkd.client.results import Results
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import RequestPool
+from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Periods
+from pgworkd.engine.life.options import LOOP_LIMIT_LEASES
 from pgworkd.errors import PgworkdError
 from pgworkd.http.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
 from pgworkd.http.request.followed import Followed
@@ -26,7 +28,7 @@ from pgworkd.http.request.problems import Problem
 from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import Page
 from pgworkd.metrics.samples import Check, Samples
-from pgworkd.remote.service import RemoteService
+from pgworkd.remote.service import LEASE_S, RemoteService
 from pgworkd.words.access import Access
 from pgworkd.words.events import Events
 
@@ -46,7 +48,8 @@ class GatewayOptions:
     hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
     wait at once. requests_per_s: per caller, with as many at once.
     api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
-    these. name: of this gateway.
+    these. name: of this gateway. loop_limit_s: how long the event loop may be blocked, in seconds; 0: for ever. Then
+    end_process is called, with a reason, and ends the process; None: it is the host's, and the lease is given up.
     """
 
     database: ConnectionOptions
@@ -58,6 +61,8 @@ class GatewayOptions:
     workers: bool = True
     name: str = field(default_factory=socket.gethostname)
     periods: Periods = field(default_factory=Periods)
+    loop_limit_s: float = LOOP_LIMIT_LEASES * LEASE_S
+    end_process: Callable[[str], None] | None = None
 
 
 class Gateway:
@@ -73,7 +78,9 @@ class Gateway:
         self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
         self._results: Results | None = None
         self._reader = DatabaseReader(options.database)
-        self.remote = RemoteService(options.database, options.name, events_ or Events(), options.periods)
+        events_ = events_ or Events()
+        self._loop_watch = LoopWatch(events_, options.loop_limit_s, options.end_process)
+        self.remote = RemoteService(options.database, options.name, events_, options.periods, self._loop_watch)
         self.page = Page()
         self.lists: dict[str, Followed] = {}
         """What callers follow, by name."""
@@ -93,6 +100,7 @@ class Gateway:
                 anyio.create_task_group() as readers,
             ):
                 self._readers = readers
+                readers.start_soon(self._loop_watch.run)
                 for each in self.lists.values():
                     readers.start_soon(each.run)
                 if self.options.workers:

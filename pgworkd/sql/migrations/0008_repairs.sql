@@ -41,4 +41,6 @@ BEGIN
     ALTER TABLE jobs ADD COLUMN begun integer NOT NULL DEFAULT 0;
     UPDATE jobs SET begun = 1 WHERE expires_at IS NOT NULL AND attempts > 0;
     DROP INDEX IF EXISTS jobs_expiring;
+    ALTER TABLE workers DROP CONSTRAINT workers_state_check, ADD CONSTRAINT workers_state_check
+        CHECK (state IN ('running', 'blocked', 'stopping', 'vanished'));
 END $migration$;
