@@ -101,11 +101,13 @@ class Admin:
         On a `standby` queues and kinds are empty: it does not know which worker serves which queue.
         """
         fetch = self._connection.fetch
-        queues, kinds = [], []
+        queues, kinds, long_runs = [], [], []
         if not standby:
             names = [row[0] for row in await fetch(health.QUEUES, health.QUEUES_MAX)]
             queues = await fetch(health.HEALTH, names, health.PRIORITIES_MAX)
             kinds = await fetch(health.UNKNOWN_KINDS, names, health.KINDS_ROWS)
+            long = (health.LONG_ROWS, health.LONG_KINDS, health.LONG_S, health.LONG_FACTOR, health.LONG_UNKNOWN_S)
+            long_runs = await fetch(health.LONG_RUNS, *long)
         return Health(
             [health.QueueHealth(*row) for row in queues],
             [health.UnknownKind(*row) for row in kinds],
@@ -114,4 +116,6 @@ class Admin:
             [health.StuckDependency(*row) for row in await fetch(health.STUCK_DEPENDENCIES, health.DEAD_MAX)],
             health.PendingEffects(*(await fetch(health.EFFECTS, health.DEAD_MAX))[0]),
             [health.DifferingSchedule(*row) for row in await fetch(health.DIFFERING)],
+            [health.BlockedWorker(*row) for row in await fetch(health.BLOCKED_WORKERS)],
+            [health.LongRun(*row) for row in long_runs],
         )

@@ -15,6 +15,11 @@ QUEUES_MAX = 200
 PRIORITIES_MAX = 100
 KINDS_ROWS = 1000
 DEAD_MAX = 10_000
+LONG_S, LONG_FACTOR, LONG_UNKNOWN_S = 600, 10, 3600
+"""A job runs for far too long after this many seconds, if that is this many times its time-out, or what is usual for
+its kind; where nothing is known of the kind, after so many."""
+LONG_ROWS, LONG_KINDS = 20, 50
+"""The oldest jobs of each pool that are examined, and kinds."""
 
 
 class QueueHealth(NamedTuple):
@@ -197,6 +202,58 @@ EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effe
                   FROM (SELECT put_off_at FROM pgworkd.pending_effects LIMIT $1) e), 0)::float8"""
 
 
+class BlockedWorker(NamedTuple):
+    """A worker that renews its lease, and whose event loop does not run."""
+
+    name: str
+    pid: int
+    running: int
+    """Its jobs."""
+
+
+class LongRun(NamedTuple):
+    """The oldest running job of a kind, which has run for far longer than such jobs do."""
+
+    job: str
+    queue: str
+    kind: str
+    worker: str
+    claimed_s: float
+    """Seconds since it was claimed."""
+    timeout_s: float | None
+    """Its own."""
+    usual_s: float | None
+    """99 of 100 runs of its kind took less, within 8 days; None: none has ended."""
+
+
+BLOCKED_WORKERS = """SELECT w.name, w.pid,
+        (SELECT count(*)::int FROM pgworkd.jobs j WHERE j.worker_id = w.id AND j.status = 'running')
+    FROM pgworkd.workers w
+    WHERE w.state = 'blocked' AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock() ORDER BY 1, 2 LIMIT 10"""
+# Of each pool the jobs that were claimed first, by index; of each kind the oldest of these.
+LONG_RUNS = """WITH oldest AS MATERIALIZED (
+        SELECT DISTINCT ON (j.queue, j.kind) j.* FROM pgworkd.known_pools() p
+        JOIN pgworkd.workers w ON w.id = p.worker_id AND w.lost_at IS NULL
+        CROSS JOIN LATERAL (
+            SELECT j.id, j.queue::text, coalesce(j.kind, j.queue)::text AS kind, w.name, j.timeout_s,
+                   extract(epoch FROM pgworkd.clock() - j.started_at)::float8 AS claimed_s
+            FROM pgworkd.jobs j
+            WHERE j.worker_id = p.worker_id AND j.queue = p.queue AND j.status = 'running'
+            ORDER BY j.started_at LIMIT $1) j
+        WHERE j.claimed_s > $3
+        ORDER BY j.queue, j.kind, j.claimed_s DESC LIMIT $2)
+    SELECT o.id::text, o.queue, o.kind, o.name, o.claimed_s, o.timeout_s::float8, u.usual_s
+    FROM oldest o CROSS JOIN LATERAL (
+        SELECT pgworkd.percentile(array_agg(c.runs ORDER BY c.place), 0.99) AS usual_s
+        FROM (SELECT r.place, sum(r.run)::bigint AS runs
+              FROM pgworkd.queue_minutes m, unnest(m.runs) WITH ORDINALITY AS r (run, place)
+              WHERE m.queue = o.queue AND m.kind = o.kind AND m.at > pgworkd.clock() - interval '8 days'
+              GROUP BY r.place) c) u
+    WHERE o.claimed_s > CASE WHEN o.timeout_s IS NOT NULL THEN $4 * o.timeout_s
+                             WHEN u.usual_s IS NOT NULL THEN $4 * u.usual_s ELSE $5 END
+    ORDER BY o.claimed_s DESC LIMIT 10"""
+
+
 class Health(NamedTuple):
     """The findings of `Admin.health`."""
 
@@ -207,3 +264,5 @@ class Health(NamedTuple):
     stuck: Sequence[StuckDependency]
     effects: PendingEffects
     differing: Sequence[DifferingSchedule]
+    blocked: Sequence[BlockedWorker] = ()
+    long_runs: Sequence[LongRun] = ()

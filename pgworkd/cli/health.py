@@ -33,6 +33,7 @@ def judged(health: Health) -> list[Finding]:
         *_or_ok("schedules", _schedules(health), "no schedule is in error, nor declared twice"),
         *_or_ok("dependencies", _stuck(health), "no job depends on a dead one"),
         *_or_ok("effects", _effects(health), "no effects of finished jobs are overdue"),
+        *_or_ok("runs", [*_blocked(health), *_long(health)], "no event loop is blocked, no job runs far too long"),
     ]
 
 
@@ -135,6 +136,26 @@ def _stuck(health: Health) -> list[Finding]:
         )
         for job, waiting, example, status in health.stuck
     ]
+
+
+def _blocked(health: Health) -> Iterable[Finding]:
+    for name, pid, running in health.blocked:
+        said = f"the event loop of worker {name!r} (pid {pid}) is blocked, with {counted(running, 'job')}"
+        remedy = "its log says by which handler (loop.blocked): await there, or make it a def handler; then restart it"
+        yield Finding("bad", "runs", said, remedy)
+
+
+def _long(health: Health) -> Iterable[Finding]:
+    for run in health.long_runs:
+        if run.timeout_s is not None:
+            known = f"its time-out is {run.timeout_s:g} s"
+        elif run.usual_s is None:
+            known = "none of its kind has ended in a week"
+        else:
+            known = f"99 of 100 of its kind take less than {run.usual_s:.3g} s"
+        said = f"{run.kind!r} in {run.queue!r} has been running on {run.worker!r} for {run.claimed_s:.0f} s; {known}"
+        remedy = f"see what it waits for (pgworkd job {run.job}), pgworkd cancel {run.job}, and give it a time-out"
+        yield Finding("warn", "runs", said, remedy)
 
 
 def _effects(health: Health) -> list[Finding]:

@@ -165,4 +165,11 @@ BUGS = (
         "        self._first_at = since\n",
         tests=_REFUSED,
     ),
+    python(
+        "a job that runs for hours is nothing to speak of",
+        "admin/doctor_queries",
+        "WHEN u.usual_s IS NOT NULL THEN $4 * u.usual_s ELSE $5 END",
+        "WHEN u.usual_s IS NOT NULL THEN $4 * u.usual_s END",
+        tests="tests/engine/test_cli_runs.py",
+    ),
 )

@@ -68,6 +68,10 @@ async def test_a_blocked_daemon_from_the_first_second_to_its_end(
     await systemd.receives("STATUS=the event loop has been blocked for 1.")
     await run_sync(waits_until, lambda: fetch(url, "/healthz").status == 503)
     await until(lambda: db.fetchval("SELECT state = 'blocked' FROM pgworkd.worker_stats WHERE name = 'w'"))
+    with (tmp_path / "doctor").open("w") as said:
+        assert await run_sync(start("doctor", "--json", stdout=said, PGWORKD_DSN=dsn).ends) == 1
+    (bad,) = [each for each in json.loads((tmp_path / "doctor").read_text()) if each["level"] == "bad"]
+    assert bad["finding"].startswith("the event loop of worker 'w'")
     assert await run_sync(run.ends) == 1
     assert len(events(run, names.LOOP_BLOCKED)) == len(events(run, names.LOOP_STUCK)) == 1
     assert run.lines[-1].startswith("pgworkd: the event loop has been blocked for 9.")
