@@ -190,7 +190,8 @@ CREATE TABLE IF NOT EXISTS schedules (
     waits_for_retries boolean NOT NULL DEFAULT false,  -- no next occurrence while one is retried
     retired_at   timestamptz,        -- disabled because it left the code; enabled when it is back
     in_force_since timestamptz NOT NULL DEFAULT clock(),  -- of this rule: no occurrence before it
-    CONSTRAINT exactly_one_of_cron_and_every_s_must_be_set CHECK (num_nonnulls(cron, every_s) = 1)
+    CONSTRAINT exactly_one_of_cron_and_every_s_must_be_set CHECK (num_nonnulls(cron, every_s) = 1),
+    CONSTRAINT timezone_is_for_cron_only CHECK (every_s IS NULL OR timezone = 'UTC')
 );
 
 -- Live work. Columns in the order of their width; see `all_jobs` for the order people read.
@@ -451,10 +452,9 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   depend                                        A   at commit: p_after (SHARE)     22023, PW004
 --   create_batch, add_jobs, seal_batch            A   batch (KEY SHARE); roots       22023, PW003
 --   await_results                                 A   result_waiters                 22023
---   result_of, batch_results, batch_tree          AO  -                              22023, PW003
+--   result_of, jobs_of, batch_results, batch_tree AO  -                              22023, PW003
 --   register, wanted, kinds_elsewhere, next_due,  D   -
---     depth, running_of, ensure_schedules,
---     missed_since
+--     depth, running_of, ensure_schedules, missed_since
 --   payloads                                      D   jobs with expires_at s
 --   heartbeat, worker_ended, sign_off,            D   worker; pool
 --     set_pool, drop_pool, heartbeats
@@ -503,6 +503,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/22_remote_workers.sql
 \ir pgworkd/sql/24_tokens.sql
 \ir pgworkd/sql/30_claim.sql
+\ir pgworkd/sql/32_refused.sql
 \ir pgworkd/sql/35_due.sql
 \ir pgworkd/sql/36_assignments.sql
 \ir pgworkd/sql/38_locks.sql
@@ -515,6 +516,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/52_enqueue_once.sql
 \ir pgworkd/sql/60_settle.sql
 \ir pgworkd/sql/65_archive.sql
+\ir pgworkd/sql/66_history.sql
 \ir pgworkd/sql/70_schedules.sql
 \ir pgworkd/sql/80_maintenance.sql
 \ir pgworkd/sql/81_overdue.sql

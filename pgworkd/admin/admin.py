@@ -8,10 +8,12 @@ from __future__ import annotations
 from typing import Self
 from uuid import UUID
 
+from pgworkd.admin import doctor_database
 from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchOperations
 from pgworkd.admin.dead import DeadOperations
+from pgworkd.admin.doctor_database import LockWait, Refused, Sessions
 from pgworkd.admin.doctor_queries import Health
 from pgworkd.admin.endpoints import EndpointOperations
 from pgworkd.admin.jobs import JobOperations
@@ -82,6 +84,14 @@ class Admin:
         """Facts about the server that need no schema."""
         return Server(*(await self._connection.fetch(sql.SERVER))[0])
 
+    async def locks(self) -> list[LockWait]:
+        """What sessions have waited for, for more than a second, of locks on all of a table or queue."""
+        return [LockWait(*row) for row in await self._connection.fetch(doctor_database.LOCKS)]
+
+    async def sessions(self) -> Sessions:
+        """The tightest limit of sessions that holds for this user."""
+        return Sessions(*(await self._connection.fetch(doctor_database.SESSIONS))[0])
+
     async def verify(self) -> None:
         """Raises SchemaError, with the remedy, unless the database has exactly the schema of this version."""
         found = await schema.installed_version(self._connection)
@@ -101,8 +111,9 @@ class Admin:
         On a `standby` queues and kinds are empty: it does not know which worker serves which queue.
         """
         fetch = self._connection.fetch
-        queues, kinds, long_runs = [], [], []
+        queues, kinds, long_runs, refused = [], [], [], []
         if not standby:
+            refused = await fetch(doctor_database.REFUSED, health.DEAD_MAX)
             names = [row[0] for row in await fetch(health.QUEUES, health.QUEUES_MAX)]
             queues = await fetch(health.HEALTH, names, health.PRIORITIES_MAX)
             kinds = await fetch(health.UNKNOWN_KINDS, names, health.KINDS_ROWS)
@@ -118,4 +129,7 @@ class Admin:
             [health.DifferingSchedule(*row) for row in await fetch(health.DIFFERING)],
             [health.BlockedWorker(*row) for row in await fetch(health.BLOCKED_WORKERS)],
             [health.LongRun(*row) for row in long_runs],
+            [Refused(*row) for row in refused],
+            (await fetch(doctor_database.OF_NO_DAY, health.DEAD_MAX))[0][0],
+            (await fetch(doctor_database.POLICIES))[0][0],
         )

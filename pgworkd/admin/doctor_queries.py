@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pgworkd.admin.doctor_database import Refused
+
 QUEUES_MAX = 200
 """The largest number of queues examined."""
 PRIORITIES_MAX = 100
@@ -264,5 +266,10 @@ class Health(NamedTuple):
     stuck: Sequence[StuckDependency]
     effects: PendingEffects
     differing: Sequence[DifferingSchedule]
-    blocked: Sequence[BlockedWorker] = ()
-    long_runs: Sequence[LongRun] = ()
+    blocked: Sequence[BlockedWorker]
+    long_runs: Sequence[LongRun]
+    refused: Sequence[Refused]
+    of_no_day: int
+    """Rows of the history that are in no day's partition, up to DEAD_MAX."""
+    with_policies: str
+    """Tables whose row level security is on."""

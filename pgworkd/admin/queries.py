@@ -276,7 +276,7 @@ ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(e
               AND (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock())) END,
         p.done::float8, nullif(p.message, ''), j.error,
         j.payload::text, j.result::text, j.meta::text, j.errors::text
-    FROM pgworkd.all_jobs j LEFT JOIN pgworkd.job_progress p ON p.id = j.id WHERE j.id = $1"""
+    FROM pgworkd.jobs_of(ARRAY[$1::uuid]) j LEFT JOIN pgworkd.job_progress p ON p.id = j.id"""
 # Progress is in an unlogged table, which a standby does not have.
 ONE_JOB_ON_STANDBY = ONE_JOB.replace(
     "pgworkd.job_progress p", "(SELECT NULL::uuid AS id, NULL::float8 AS done, NULL::text AS message) p"
@@ -297,8 +297,8 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
         FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock())), 0)::float8
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
 DEPTH = "SELECT pgworkd.depth($1, $2)"
-STATUSES = """SELECT id, status FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
-QUEUES_OF = """SELECT id, queue FROM pgworkd.all_jobs WHERE id = ANY ($1::uuid[])"""
+STATUSES = "SELECT id, status FROM pgworkd.jobs_of($1)"
+QUEUES_OF = "SELECT id, queue FROM pgworkd.jobs_of($1)"
 MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
     $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)

@@ -18,7 +18,7 @@ SQL = """SELECT u.id, coalesce(s.status, 'unknown'), coalesce(s.cancelled, false
         FROM pgworkd.jobs j WHERE j.id = u.id AND j.status <> 'completed'
         UNION ALL
         SELECT CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END, NULL, NULL, false
-        FROM pgworkd.finished_jobs f WHERE f.id = u.id
+        FROM pgworkd.finished_of(ARRAY[u.id]) f
         LIMIT 1) s ON true
     LEFT JOIN LATERAL (
         SELECT h.id, h.status FROM pgworkd.jobs h

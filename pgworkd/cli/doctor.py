@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pgworkd.admin.doctor_queries import DEAD_MAX
 from pgworkd.cli.common import Dsn, Json, ask_any, settings_of
-from pgworkd.cli.health import Finding, judged
+from pgworkd.cli.health import Finding, judged, judged_locks, judged_sessions
 from pgworkd.cli.output import as_json, out
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.settings.tls import weakness
@@ -51,6 +51,9 @@ def _examine(dsn: str | None) -> list[Finding]:
         findings.append(Finding("ok", "connection", f"{address}, answers in {(after_s - before_s) * 1000:.1f} ms"))
         findings.extend(_judge_server(server))
         findings.append(_judge_clock(server.clock_s - (before_s + after_s) / 2))
+        findings.append(judged_sessions(await admin.sessions()))
+        waits = [] if server.standby else await admin.locks()  # first: what they hold up, this may wait for, too
+        findings.extend(judged_locks(waits))
         try:
             await admin.verify()
         except SchemaError as error:
@@ -59,7 +62,7 @@ def _examine(dsn: str | None) -> list[Finding]:
             return
         findings.append(Finding("ok", "schema", "installed and current"))
         findings.extend(_judge(await admin.doctor()))
-        found = judged(await admin.health(standby=server.standby))
+        found = judged(await admin.health(standby=server.standby), locked=bool(waits))
         findings.extend(each for each in found if not (server.standby and each.subject in _OF_WORKERS))
 
     try:
@@ -68,8 +71,12 @@ def _examine(dsn: str | None) -> list[Finding]:
         reached = any(finding.subject == "connection" for finding in findings)
         if isinstance(error, UsageError) and not reached and "refused us" not in str(error):
             raise
-        if reached:
+        if reached and isinstance(error, UsageError):
+            findings.append(Finding("bad", "rights", str(error), "see pgworkd grants"))
+        elif reached:
             remedy = "run it again; if that fails, too, look in pg_stat_activity for who holds a lock or is slow"
+            if any(finding.subject == "locks" and finding.level == "bad" for finding in findings):
+                remedy = "see locks, above"
             findings.append(Finding("bad", "answers", f"the database left a question unanswered: {error}", remedy))
         else:
             findings.append(Finding("bad", "connection", str(error)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from pgworkd.admin.doctor_queries import DifferingSchedule, Health, QueueHealth
+from pgworkd.admin.doctor_database import LockWait, Sessions
+from pgworkd.admin.doctor_queries import DEAD_MAX, DifferingSchedule, Health, QueueHealth
+from pgworkd.words.registration import SESSIONS_MIN
 from pgworkd.words.validation import counted
 
 OVERDUE_S = 60.0
@@ -23,17 +25,20 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def judged(health: Health) -> list[Finding]:
-    """The problems found, and a line with level ok for each subject without one."""
+def judged(health: Health, *, locked: bool = False) -> list[Finding]:
+    """The problems found, and a line with level ok for each subject without one. `locked`: jobs wait for a lock."""
+    refused = {queue for each in health.refused for queue in each.queues}
     overdue = [queue for queue in health.queues if queue.overdue_s > OVERDUE_S and not queue.paused]
     return [
-        *_or_ok("queues", [*_unserved(overdue), *_idle(overdue)], "no due job lacks a worker"),
+        *_or_ok("queues", [*_unserved(overdue), *_idle(overdue, refused, locked)], "no due job lacks a worker"),
+        *_or_ok("rows", _refused(health), "none is refused"),
         *_or_ok("endpoints", _endpoints(health), "none with queues is paused or disabled"),
         *_or_ok("kinds", _kinds(health), "every kind found has a handler"),
         *_or_ok("schedules", _schedules(health), "no schedule is in error, nor declared twice"),
         *_or_ok("dependencies", _stuck(health), "no job depends on a dead one"),
         *_or_ok("effects", _effects(health), "no effects of finished jobs are overdue"),
         *_or_ok("runs", [*_blocked(health), *_long(health)], "no event loop is blocked, no job runs far too long"),
+        *_of_no_day(health.of_no_day),
     ]
 
 
@@ -57,9 +62,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:NAMED_MAX])) + more
 
 
-def _idle(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
-    """Jobs without limits and keys that do not start although slots are idle; limits and keys may rightly do that."""
-    for queue in list(overdue)[:NAMED_MAX]:
+def _idle(overdue: Iterable[QueueHealth], refused: Collection[str], locked: bool) -> Iterable[Finding]:  # noqa: FBT001
+    """Jobs that do not start although slots are idle; limits, keys, locks and what refuses a job may do that."""
+    for queue in [] if locked else [each for each in overdue if each.queue not in refused][:NAMED_MAX]:
         if queue.workers and not queue.limited and queue.plain_overdue_s > OVERDUE_S and queue.running < queue.slots:
             yield Finding(
                 "bad",
@@ -68,6 +73,68 @@ def _idle(overdue: Iterable[QueueHealth]) -> Iterable[Finding]:
                 f"{counted(queue.slots - queue.running, 'idle slot')} in {counted(queue.workers, 'worker')}",
                 "see their logs (database.unavailable? lease.fenced?) and restart them",
             )
+
+
+def _refused(health: Health) -> list[Finding]:
+    return [
+        Finding(
+            "bad" if each.what == "claim" else "warn",
+            "rows",
+            {
+                "claim": f"{counted(each.rows, 'job')} of {_listed(each.queues)} cannot be claimed",
+                "settle": f"{counted(each.rows, 'dead job')} of {_listed(each.queues)} whose outcome was refused",
+            }.get(each.what, f"{each.what}() may not change {counted(each.rows, 'row')}")
+            + f", such as {each.key}: {' '.join(each.error.split())[:200]}"
+            + f" ({each.sqlstate})" * bool(each.sqlstate),
+            "correct the trigger, constraint or policy that refuses it; "
+            + ("then pgworkd retry ID" if each.what == "settle" else "it is tried again within 10 min"),
+        )
+        for each in health.refused
+    ] + [
+        Finding(
+            "warn",
+            "rows",
+            f"row level security is on for {health.with_policies}: jobs that a policy keeps from a daemon's role wait",
+            "see pg_policies: workers and gateways need to see and to change every row",
+        )
+    ] * bool(health.with_policies)
+
+
+def judged_locks(waits: Sequence[LockWait]) -> list[Finding]:
+    """Sessions that wait for a lock, and for whom."""
+    return [
+        Finding(
+            "bad",
+            "locks",
+            f"{counted(each.waiting, 'session')} waiting for a lock on {each.tables}, for up to {each.waited_s:.0f} s: "
+            f"pid {each.pid} ({each.holder}) holds it: {_statement(each.statement)}; "
+            f"first in line is pid {each.first_pid}: {_statement(each.first)}",
+            f"end that transaction, or SELECT pg_terminate_backend({each.pid}); pg_cancel_backend({each.first_pid}) "
+            "lets those behind it pass",
+        )
+        for each in waits
+    ] or [Finding("ok", "locks", "nobody waits for one")]
+
+
+def _of_no_day(count: int) -> list[Finding]:
+    if not count:
+        return []
+    said = f"{counted(count, 'row')}{' or more' * (count >= DEAD_MAX)} of no day, in finished_jobs_other"
+    return [Finding("ok", "history", f"{said}: deleted one by one after keep_days")]
+
+
+def _statement(sql: str) -> str:
+    return " ".join(sql.split())[:150] or "no statement"
+
+
+def judged_sessions(sessions: Sessions) -> Finding:
+    """Whether a daemon could open its sessions."""
+    most, left = sessions.most, sessions.most - sessions.used + 1  # ours will be free
+    finding = f"{sessions.used} of {most} used, of {sessions.of}"
+    remedy = f"a daemon needs {SESSIONS_MIN}, and one for each job.transaction() at a time: raise the limit"
+    if left >= SESSIONS_MIN:
+        return Finding("ok", "sessions", finding)
+    return Finding("bad" if most < SESSIONS_MIN else "warn", "sessions", finding, remedy)
 
 
 def _endpoints(health: Health) -> list[Finding]:

@@ -9,8 +9,10 @@ from uuid import UUID
 
 CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.claim($1, $2, $3, $4, $5, $6, $7, $8, $14, $9, $10, $11, $12, $13)"""
+    FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
+        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)"""
 """Its arguments are a `ClaimOrder` and the worker's token."""
+REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 
 
 class Claimed(NamedTuple):
@@ -89,3 +91,5 @@ class ClaimOrder(NamedTuple):
     """And at this run_at at the latest."""
     renew: bool = True
     """False: the result may repeat `places`, which saves computing new ones."""
+    careful: bool = False
+    """Pass over jobs that are set aside, because something refused to have them claimed."""

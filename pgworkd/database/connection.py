@@ -102,6 +102,8 @@ class Connection:
         self._name = name
         self._lock = anyio.Lock(fast_acquire=True)
         self._connection: asyncpg.Connection[Any] | None = None
+        self.answers = 0
+        """How many calls the server has answered without an error."""
 
     async def fetch(self, sql: str, *args: object) -> list[Row]:
         """All rows of one statement, which is a transaction of its own."""
@@ -122,7 +124,9 @@ class Connection:
             deadline = anyio.current_time() + (deadline_s or self._options.command_timeout_s + 2)
             with anyio.CancelScope(shield=True, deadline=deadline):
                 try:
-                    return await use(connection)
+                    found = await use(connection)
+                    self.answers += 1
+                    return found
                 except Exception as error:
                     if not is_answer(error):
                         # The outcome is unknown, and so is the state of the session: never use it again.

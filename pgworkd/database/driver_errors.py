@@ -11,6 +11,7 @@ import os
 
 import asyncpg
 
+from pgworkd.database import grants
 from pgworkd.errors import (
     SQLSTATES,
     DatabaseBusy,
@@ -24,7 +25,9 @@ from pgworkd.settings import tls
 
 # SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) that mean that the server or the session
 # is gone, or does not accept us: another connection is needed.
-_UNAVAILABLE = {"25006", "25P03", "53300", "57P01", "57P02", "57P03", "57P04", "57P05"}
+TOO_MANY = "53300"
+"""Too many connections: of the server, the database or the role."""
+_UNAVAILABLE = {"25006", "25P03", TOO_MANY, "57P01", "57P02", "57P03", "57P04", "57P05"}
 # Those after which the same call may succeed on the same connection: deadlock, serialization failure, insufficient
 # resources, a lock or statement time-out, a system error.
 _BUSY_CLASSES = ("40", "53", "57", "58")
@@ -32,7 +35,8 @@ _BUSY = {"55P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
 BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection raises when it can no longer be used."""
-_CREDENTIALS = {"28P01", "28000", "3D000", "42501"}
+FORBIDDEN = "42501"
+_CREDENTIALS = {"28P01", "28000", "3D000", FORBIDDEN}
 # A session that ends with these may have committed before.
 _UNDECIDED = {"57P01", "57P02"}
 # What a pooler in transaction mode answers to our settings, or to statements that another of its clients prepared.
@@ -119,5 +123,8 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
     if code == "42704" and "configuration parameter" in text:  # each that the driver does not know is one of a session
         return UsageError(f"the DSN cannot be used: {text}; correct this name, or remove it{_read_besides()}")
     if code in _CREDENTIALS:
-        return UsageError(f"the database refused us: {text} ({code}); check user, password, database and grants")
+        groups = grants.groups_that_may(text) if code == FORBIDDEN else ""
+        return UsageError(
+            f"the database refused us: {text} ({code}); check user, password, database and grants{groups}"
+        )
     return DatabaseError(text, sqlstate=code, constraint=getattr(error, "constraint_name", None))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+from pgworkd.database.connection import ConnectionOptions, connect
+from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.database.schedule_store import ScheduleStore
+from pgworkd.errors import DatabaseBusy, DatabaseError
 from pgworkd.words.registration import token_of
 
+DAYS_AHEAD, DAYS_RULED_OUT = 7, 31
+"""Days ahead for which the history has a partition; the same where rows of no day have to be read first."""
+SCAN_S_MAX = 3600.0
 UNBLOCK_STEP = MEND_STEP = 1_000
 RATES_STEP = 10_000
 """Rows per step."""
@@ -48,6 +56,8 @@ def fence(worker_id: int | None) -> tuple[int | None, UUID | None]:
 
 class MaintenanceStore(ScheduleStore):
     """The part of `Store` for maintenance. All methods raise PgworkdError."""
+
+    options: ConnectionOptions
 
     async def rescue(self, worker_id: int, limit: int = 1000, overdue_s_max: float | None = None) -> list[Rescued]:
         """Takes back the jobs of lost workers, and attempts of remote ones that are overdue, up to `limit` each.
@@ -104,9 +114,34 @@ class MaintenanceStore(ScheduleStore):
         """Rows that maintenance passed over as rejected, not yet logged: (what, sqlstate, count, key, error)."""
         return await self._maintenance.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")
 
-    async def ensure_partitions(self, days_ahead: int = 7) -> int:
-        """Creates the partitions of the history for the coming days; returns how many."""
-        return int(await self._maintenance.value("SELECT pgworkd.ensure_partitions($1)", days_ahead))
+    async def ensure_today(self) -> None:
+        """Creates today's partition of the history if that takes no time; else its rows go where those of no day go."""
+        with contextlib.suppress(DatabaseBusy, DatabaseError):
+            await self._maintenance.value("SELECT pgworkd.ensure_partitions(0)")
+
+    async def ensure_partitions(self) -> None:
+        """Creates the partitions of the history for the coming days, each in a transaction of its own."""
+        await self._add_days(DAYS_AHEAD)
+        if await self._maintenance.value("SELECT pgworkd.rule_out_days()"):
+            await self._validate_days()
+            await self._add_days(DAYS_RULED_OUT)
+            await self._maintenance.value("SELECT pgworkd.rule_out_days()")
+
+    async def _add_days(self, ahead: int) -> None:
+        for days in range(ahead + 1):
+            await self._maintenance.value("SELECT pgworkd.ensure_partitions($1)", days)
+
+    async def _validate_days(self) -> None:
+        """Reads rows of no day, which may take long, and can be cancelled meanwhile."""
+        connection = None
+        try:
+            connection = await connect(replace(self.options, command_timeout_s=SCAN_S_MAX), "days")
+            await connection.execute("SELECT pgworkd.validate_days()")
+        except BROKEN as error:
+            raise translate(error) from error
+        finally:
+            if connection is not None:
+                connection.terminate()
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
         """Deletes old history outside whole partitions; returns (rows deleted, dead jobs moved to the history)."""

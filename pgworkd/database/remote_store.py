@@ -6,6 +6,7 @@ have connections of their own, so that none waits for another.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import Claimed, ClaimOrder, Claims
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.schedule_store import Occurrence, columns
+from pgworkd.database.settle_statements import variant
 from pgworkd.database.store import LOCK_TIMEOUT_S, FailedAttempt
 from pgworkd.words.registration import Registration, token_of
 
@@ -43,16 +45,16 @@ _WORK = """SELECT p.worker_id, NULL, p.concurrency, p.queue::text FROM pgworkd.p
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,
-        $15, $16)"""
+    FROM pgworkd.claim_for(CASE WHEN NOT $17 OR pgworkd.carefully() THEN $1::int[] END, $2, $3, $4, $5, $6, $7, $8, $9,
+        $10, $11, $12, $13, $14, $15, $16)"""
 _EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
         WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
     FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
 _RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
 _SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
     FROM unnest($1::uuid[], $2::int[], $3::int[]) AS s (id, attempt, worker)
-    JOIN pgworkd.all_jobs a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
-    WHERE a.id = ANY ($1) AND coalesce(a.worker_id, s.worker) = s.worker
+    JOIN pgworkd.jobs_of($1) a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
+    WHERE coalesce(a.worker_id, s.worker) = s.worker
       AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8,
     j.id, coalesce(j.kind, j.queue)::text, '', j.attempts, j.failures, coalesce(j.max_attempts, 3)::int,
@@ -221,16 +223,17 @@ class RemoteStore:
             nonce,
             *order[1:2],
             *order[5:8],
-            *order[9:],
+            *order[9:13],
             *order[3:5],
+            order.careful,
         )
         jobs = [row for row in rows if row[1] is not None]
         more = [row for row in rows if row[0] is None]
         claims = Claims.read([row[1:] for row in jobs + more])
         return RemoteClaims(claims, [row[0] for row in jobs], [r[0] for r in rows if r[1] is None and r[0] is not None])
 
-    # Settle: each returns the ids that were still running, each under its own worker. With `skip_locked` it waits for
-    # no row: locked ones are missing, too (see `running`).
+    # Settle: each returns the ids that were still running, each under its own worker. `how`: see `variant`. With
+    # `skip_locked` it waits for no row: locked ones are missing, too (see `running`).
 
     async def settle_completed(
         self,
@@ -238,13 +241,12 @@ class RemoteStore:
         results: Sequence[str | None],
         following: Sequence[Occurrence] = (),
         began_ago_s: Sequence[float | None] | None = None,
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> set[UUID]:
         """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
         ids, attempts, *fence = _columns(held)
         args = (ids, attempts, results if any(results) else None, *_following(following), None, None, began_ago_s)
-        return set(await self._settles.value(_FENCED[settle_statements.COMPLETED, skip_locked], *args, *fence))
+        return set(await self._settles.value(_fenced(settle_statements.COMPLETED, **how), *args, *fence))
 
     async def complete_on(
         self, connection: Any, held: Held, result: str | None, following: Sequence[Occurrence] = ()
@@ -252,21 +254,20 @@ class RemoteStore:
         """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""
         ids, attempts, *fence = _columns([held])
         args = (ids, attempts, [result], *_following(following), None, None, None)
-        return bool(await connection.fetchval(_FENCED[settle_statements.COMPLETED, False], *args, *fence))
+        return bool(await connection.fetchval(_fenced(settle_statements.COMPLETED), *args, *fence))
 
     async def settle_failed(
         self,
         held: Sequence[Held],
         failed: Sequence[FailedAttempt],
         following: Sequence[Occurrence] = (),
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> dict[UUID, str]:
         """As `Store.settle_failed`; a delay of None is that of the queue's settings."""
         ids, attempts, *fence = _columns(held)
         more = [list(column) for column in zip(*(each[2:] for each in failed), strict=True)]
         args = (ids, attempts, *more, *_following(following), None, None)
-        rows = await self._settles.fetch(_FENCED[settle_statements.FAILED, skip_locked], *args, *fence)
+        rows = await self._settles.fetch(_fenced(settle_statements.FAILED, **how), *args, *fence)
         return {row[0]: row[1] for row in rows}
 
     async def settle_released(
@@ -275,26 +276,24 @@ class RemoteStore:
         delays_s: Sequence[float | None],
         messages: Sequence[str | None],
         begun: Sequence[bool] | None = None,
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> set[UUID]:
         """As `Store.settle_released`."""
         ids, attempts, *fence = _columns(held)
-        sql, args = _FENCED[settle_statements.RELEASED, skip_locked], (ids, attempts, delays_s, messages)
-        return set(await self._settles.value(sql, *args, None, None, begun, *fence))
+        args = (ids, attempts, delays_s, messages, None, None, begun)
+        return set(await self._settles.value(_fenced(settle_statements.RELEASED, **how), *args, *fence))
 
     async def settle_ended(
         self,
         held: Sequence[Held],
         statuses: Sequence[str],
         messages: Sequence[str | None],
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
         ids, attempts, *fence = _columns(held)
         args = (ids, attempts, statuses, messages, None, None)
-        return set(await self._settles.value(_FENCED[settle_statements.ENDED, skip_locked], *args, *fence))
+        return set(await self._settles.value(_fenced(settle_statements.ENDED, **how), *args, *fence))
 
     async def extend(
         self, held: Sequence[Held], leases_s: Sequence[float | None]
@@ -332,17 +331,16 @@ def _following(occurrences: Sequence[Occurrence]) -> Sequence[Any]:
     return columns(occurrences) if occurrences else (None, None, None)
 
 
-def _fenced(sql: str, parameters: int, *, skip: bool) -> str:
-    workers, tokens, nonces = (f"${number}" for number in range(parameters + 1, parameters + 4))
-    attempts = f"pgworkd.fenced($1, $2, {workers}, {tokens}, {nonces})"
-    return sql.replace("$1, $2", f"$1, pgworkd.unlocked($1, {attempts})" if skip else f"$1, {attempts}", 1)
-
-
 _PARAMETERS = {
     settle_statements.COMPLETED: 9,
     settle_statements.FAILED: 11,
     settle_statements.RELEASED: 7,
     settle_statements.ENDED: 6,
 }
-_FENCED = {(sql, skip): _fenced(sql, count, skip=skip) for sql, count in _PARAMETERS.items() for skip in (False, True)}
-"""The settles, each attempt fenced by its own worker; skipping rows that other transactions have locked, or not."""
+
+
+@functools.cache
+def _fenced(sql: str, **how: bool) -> str:
+    """The settle, each attempt fenced by its own worker; `how`: see `variant`."""
+    first = _PARAMETERS[sql] + 1
+    return variant(sql, attempts=f"pgworkd.fenced($1, $2, ${first}, ${first + 1}, ${first + 2})", **how)

@@ -48,6 +48,21 @@ async def set_up(connection: Any) -> None:
         await connection.execute(_NO_LIMIT)
 
 
+async def set_up_lent(connection: Any) -> None:
+    """The same for sessions that are lent out; and prepares a check that fails once they are spoilt.
+
+    That is: under another user or role, with temporary tables, or without their prepared statements.
+    """
+    await set_up(connection)
+    await connection.execute(_CHECK)
+
+
+_CHECK = """DO $$ BEGIN EXECUTE format('PREPARE pgworkd_session AS SELECT 1 / (current_user = %L AND session_user = %L
+    AND pg_my_temp_schema() = 0)::int', current_user, session_user); END $$"""
+_IS_AS_LENT = "EXECUTE pgworkd_session;"
+
+
 def reset_query(connection: Any, query: str) -> str:
-    """The driver's query that resets a session, followed by what `set_up` sets."""
-    return query + _NO_LIMIT if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE else query
+    """The driver's query that resets a session, followed by what `set_up` sets. It fails if the session is spoilt."""
+    limit = _NO_LIMIT if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE else ""
+    return query + limit + _IS_AS_LENT

@@ -52,6 +52,11 @@ class SignalStore:
         # live jobs takes longer.
         self._connection = Connection(options, "signals")
 
+    @property
+    def answers(self) -> int:
+        """How many calls the server has answered."""
+        return self._connection.answers
+
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet; the seconds until it is due again."""
         return float(await self._connection.value("SELECT pgworkd.sample_queues()"))

@@ -15,19 +15,21 @@ from uuid import UUID, uuid4
 
 from pgworkd.database import schema, settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
-from pgworkd.database.claims import CLAIM
+from pgworkd.database.claims import CLAIM, REFUSE_CLAIMS
 from pgworkd.database.claims import Claimed as Claimed
 from pgworkd.database.claims import ClaimOrder as ClaimOrder
 from pgworkd.database.claims import Claims as Claims
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
+from pgworkd.database.driver_errors import TOO_MANY, sqlstate_of
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.maintenance_store import MaintenanceStore, fence
 from pgworkd.database.maintenance_store import Rescued as Rescued
 from pgworkd.database.schedule_store import Occurrence, columns
+from pgworkd.database.settle_statements import variant
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
-from pgworkd.errors import PgworkdError
-from pgworkd.words.registration import Registration, token_of
+from pgworkd.errors import DatabaseUnavailable, PgworkdError
+from pgworkd.words.registration import SESSIONS_MIN, Registration, token_of
 
 CHANNEL = "pgworkd"
 Payload = tuple[UUID, str | None, str | None, bool]
@@ -82,6 +84,29 @@ class Store(MaintenanceStore):
         for part in (self.transactions, self._claims, self._settles, self._maintenance, self._reads, self.signals):
             await part.close()
 
+    @property
+    def answers(self) -> int:
+        """How many calls of maintenance the server has answered."""
+        return self._maintenance.answers + self.signals.answers
+
+    async def open_sessions(self) -> None:
+        """Opens as many sessions as a daemon has at least, all at a time; raises DatabaseUnavailable if it cannot."""
+        others = [Connection(self.options, name) for name in ("listen", "lease")]
+        open_now = 0
+        try:
+            ours = (self._maintenance.value, self._settles.value, self._claims.value)
+            for ask in (*ours, *(connection.value for connection in others)):
+                await ask("SELECT 1")
+                open_now += 1
+        except PgworkdError as error:
+            if sqlstate_of(error.__cause__ or error) != TOO_MANY:
+                raise
+            needs = f"it needs {SESSIONS_MIN} sessions, and has {open_now}"
+            raise DatabaseUnavailable(f"{error}: {needs}; raise the limit, or end other sessions") from error
+        finally:
+            for connection in others:
+                await connection.close()
+
     # Workers and pools
 
     async def register(
@@ -123,6 +148,16 @@ class Store(MaintenanceStore):
         """Claims jobs: they are now running under this worker. Raises `WorkerLost` without a lease."""
         return Claims.read(await self._claims.fetch(CLAIM, *order, token_of(order.worker_id)))
 
+    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int:
+        """Sets aside the job that this claim takes first if it is refused, and those that follow it; how many.
+
+        With the error of that claim the first is set aside without a trial. Raises `DatabaseBusy` where a claim waits
+        for a lock on all jobs.
+        """
+        code = None if error is None else sqlstate_of(error.__cause__ or error)
+        args = (*order[:2], *order[3:12], token_of(order.worker_id), code, None if error is None else str(error))
+        return int(await self._claims.value(REFUSE_CLAIMS, *args))
+
     async def payloads(
         self,
         ids: Sequence[UUID],
@@ -157,8 +192,8 @@ class Store(MaintenanceStore):
         )
         return {row[0]: row[1] for row in rows}
 
-    # Settle: each returns the ids that were still running under this attempt and worker (None: any worker). With
-    # `skip_locked` it waits for no row: locked ones are missing, too (see `still_running`).
+    # Settle: each returns the ids that were still running under this attempt and worker (None: any worker). `how`: see
+    # `variant`. With `skip_locked` it waits for no row: locked ones are missing, too (see `still_running`).
 
     async def settle_completed(
         self,
@@ -168,14 +203,12 @@ class Store(MaintenanceStore):
         following: Sequence[Occurrence] = (),
         worker_id: int | None = None,
         began_ago_s: Sequence[float | None] | None = None,
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> list[UUID]:
         """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
         names, at, revisions = columns(following) if following else (None, None, None)
         args = (ids, attempts, results if any(results) else None, names, at, revisions, *fence(worker_id), began_ago_s)
-        sql = settle_statements.SKIPPING[settle_statements.COMPLETED] if skip_locked else settle_statements.COMPLETED
-        won: list[UUID] = await self._settles.value(sql, *args)
+        won: list[UUID] = await self._settles.value(variant(settle_statements.COMPLETED, **how), *args)
         return won
 
     async def complete_on(
@@ -198,20 +231,13 @@ class Store(MaintenanceStore):
         failed: Sequence[FailedAttempt],
         following: Sequence[Occurrence] = (),
         worker_id: int | None = None,
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> dict[UUID, str]:
         """Counts one failure each; the new status by id: failed, dead or cancelled."""
         names, at, revisions = columns(following) if following else (None, None, None)
-        args = [list(column) for column in zip(*failed, strict=True)]
-        rows = await self._settles.fetch(
-            settle_statements.SKIPPING[settle_statements.FAILED] if skip_locked else settle_statements.FAILED,
-            *args,
-            names,
-            at,
-            revisions,
-            *fence(worker_id),
-        )
+        args: list[Any] = [list(column) for column in zip(*failed, strict=True)]
+        args += [names, at, revisions, *fence(worker_id)]
+        rows = await self._settles.fetch(variant(settle_statements.FAILED, **how), *args)
         return {row[0]: row[1] for row in rows}
 
     async def settle_released(
@@ -222,14 +248,13 @@ class Store(MaintenanceStore):
         messages: Sequence[str | None],
         worker_id: int | None = None,
         begun: Sequence[bool] | None = None,
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> set[UUID]:
         """Releases jobs without counting a failure; a delay of None keeps their place in the queue.
 
         `begun`: which of the attempts have begun; None: all.
         """
-        sql = settle_statements.SKIPPING[settle_statements.RELEASED] if skip_locked else settle_statements.RELEASED
+        sql = variant(settle_statements.RELEASED, **how)
         return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *fence(worker_id), begun))
 
     async def settle_ended(
@@ -239,11 +264,10 @@ class Store(MaintenanceStore):
         statuses: Sequence[str],
         messages: Sequence[str | None],
         worker_id: int | None = None,
-        *,
-        skip_locked: bool = False,
+        **how: bool,
     ) -> set[UUID]:
         """Ends jobs as `cancelled` or `expired`."""
-        sql = settle_statements.SKIPPING[settle_statements.ENDED] if skip_locked else settle_statements.ENDED
+        sql = variant(settle_statements.ENDED, **how)
         return set(await self._settles.value(sql, ids, attempts, statuses, messages, *fence(worker_id)))
 
     async def still_running(

@@ -43,7 +43,17 @@ class _AgedConnection(asyncpg.Connection):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.made_at_s = time.monotonic()
+        self.has_codecs = False
+        """A borrower has set codecs of its own, which no reset undoes."""
         self._is_as_new = False
+
+    async def set_type_codec(self, *args: Any, **settings: Any) -> None:
+        self.has_codecs = True
+        await super().set_type_codec(*args, **settings)
+
+    async def set_builtin_type_codec(self, *args: Any, **settings: Any) -> None:
+        self.has_codecs = True
+        await super().set_builtin_type_codec(*args, **settings)
 
     def leave_as_new(self) -> None:
         """What was done on it since the last release has left no trace in its session."""
@@ -207,7 +217,10 @@ class TransactionPool:
             _terminate(connection)
 
     async def _release(self, connection: Any) -> None:
-        # The transaction has ended: a connection that cannot be reused does not concern the handler.
+        # The transaction has ended: a connection that cannot be reused does not concern the handler. The pool drops one
+        # that its reset query finds spoilt.
+        if getattr(connection, "has_codecs", False):
+            _terminate(connection)
         with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
             if self._pool is not None:
                 await self._pool.release(connection, timeout=CUT_AFTER_S)
@@ -225,7 +238,7 @@ class TransactionPool:
                         server_settings=self._session,
                         target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
                         connection_class=_AgedConnection,
-                        init=session.set_up,
+                        init=session.set_up_lent,
                     )
                     await self._pool
                 except UsageError as error:  # of the address, which is in its frames

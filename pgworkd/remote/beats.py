@@ -14,7 +14,7 @@ import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import LOCKED, LOST, Held, News, RemoteStore
-from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError, WorkerLost
+from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.events import Events
 
@@ -124,19 +124,30 @@ class Beats:
                     self._waiting.append(beat)
             self._noted = {beat.worker.id for beat in self._waiting}
             began = anyio.current_time()
-            try:
-                await self._send(batch)
-            except PgworkdError as error:
-                for beats in batch.values():
-                    for beat in beats:
-                        beat.fail(error)
-                await anyio.sleep(self._outage.failed(error))
-            else:
-                self._outage.passed()
+            await self._send_parts(batch)
             if self._waiting:
                 self._wanted.set()
             if len(batch) < WORKERS_MAX:
                 await anyio.sleep_until(began + PERIOD_S)
+
+    async def _send_parts(self, batch: dict[int, list[_Beat]]) -> None:
+        """Sends them; where the database refuses that, each half: the row of one of them may be the reason."""
+        try:
+            await self._send(batch)
+        except PgworkdError as error:
+            if len(batch) > 1 and not isinstance(error, DatabaseUnavailable):
+                workers = list(batch)
+                for part in (workers[: len(batch) // 2], workers[len(batch) // 2 :]):
+                    await self._send_parts({each: batch[each] for each in part})
+                return
+            for beats in batch.values():
+                for beat in beats:
+                    beat.fail(error)
+            delay_s = self._outage.failed(error)
+            if isinstance(error, DatabaseUnavailable):
+                await anyio.sleep(delay_s)
+        else:
+            self._outage.passed()
 
     async def _send(self, batch: dict[int, list[_Beat]]) -> None:
         """One statement for the leases, one for what has changed, and one for progress, if there is any."""
@@ -162,7 +173,10 @@ class Beats:
         progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]
         if progress:
             attempts, done, messages = zip(*progress, strict=True)
-            await self._store.report_progress(attempts, done, messages)
+            try:
+                await self._store.report_progress(attempts, done, messages)
+            except DatabaseError as error:  # it costs no lease; the next report may be stored
+                self._outage.failed(error)
         for worker_id in asked:
             for beat in batch[worker_id]:
                 beat.gone = {each.job_id for each in beat.report.held if (each.job_id, each.attempt) in gone}

@@ -186,7 +186,7 @@ class RemotePool(ClaimLoop):
 
     def _next(self) -> list[tuple[Waiter, int]]:
         """For whom to claim now, and how many for each: one request of each worker, all with the same budgets."""
-        left, chosen = CLAIM_MAX, dict[int, tuple[Waiter, int]]()
+        left, chosen = self._care.most(CLAIM_MAX), dict[int, tuple[Waiter, int]]()
         budgets: Budgets | None = None
         waiting = list(self._waiting)
         if self._in_vain_for is not None:  # a suspect may be left, which only others may take
@@ -222,7 +222,10 @@ class RemotePool(ClaimLoop):
         start, keyed, sent_at, notified_ago_s = self._leave()
         kinds, budgets = zip(*chosen[0][0].budgets, strict=True) if chosen[0][0].budgets else ((), ())
         order = ClaimOrder(0, self.queue, limit, kinds, budgets, *start)
-        order = order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew)
+        order = order._replace(
+            places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew, careful=self._care.on
+        )
+        self._sent = order._replace(worker_id=wanted[0].worker_id)
         self._reserve(chosen, 1)
         answered = False
         try:
@@ -289,6 +292,9 @@ class RemotePool(ClaimLoop):
             if waiter.is_open:
                 waiter.fail(error)
         return super()._failed(error)
+
+    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int:
+        return await self._store.refuse_claims(order, error)
 
     async def _store_announcement(self, *, idle: bool) -> None:
         await self._store.set_pool(self._worker.worker_id, self.queue, 0, idle=idle)

@@ -146,7 +146,7 @@ class RemoteService:
         self._stop.set()
 
     async def _register(self) -> float:
-        await self._store.ensure_partitions()
+        await self._store.ensure_today()
         return await self.owner.register()
 
     async def _work(self, began_s: float) -> None:

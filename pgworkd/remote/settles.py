@@ -212,13 +212,13 @@ class Settles:
         for ending, items in groups.items():
             await self._settle(ending, list(items.values()))
 
-    async def _settle(self, ending: Ending, items: Sequence[_Item]) -> None:
-        """Settles items of one ending: all, or each half."""
+    async def _settle(self, ending: Ending, items: Sequence[_Item], *, deferred: bool = False) -> None:
+        """Settles items of one ending: all, or each half; one alone at last without its effects, see `Settler`."""
         skip = anyio.current_time() < self._skip_until
         began = anyio.current_time()
         try:
             attempts = await self._attempts.of(_held(items))
-            statuses = await self._verbs[ending](self, items, attempts, skip=skip)
+            statuses = await self._verbs[ending](self, items, attempts, skip_locked=skip, deferred=deferred)
             self._tallies.settle_s.observe(anyio.current_time() - began)
             missing = [item.held for item in items if item.held.job_id not in statuses]
             locked = await self._store.running(missing) if missing else set()
@@ -226,7 +226,9 @@ class Settles:
         except PgworkdError as error:
             if isinstance(error, DatabaseBusy) and error.locked and not skip:
                 self._skip_until = anyio.current_time() + SKIP_S
-                await self._settle(ending, items)
+                await self._settle(ending, items, deferred=deferred)
+            elif len(items) == 1 and not deferred and not isinstance(error, DatabaseUnavailable):
+                await self._settle(ending, items, deferred=True)
             elif len(items) > 1 and isinstance(error, DatabaseBusy | DatabaseError):
                 await self._settle(ending, items[: len(items) // 2])
                 await self._settle(ending, items[len(items) // 2 :])
@@ -277,13 +279,13 @@ class Settles:
 
     # One method per ending: items and their attempts in, new statuses out.
 
-    async def _complete(self, items: Sequence[_Item], attempts: _Attempts, *, skip: bool) -> dict[UUID, str]:
+    async def _complete(self, items: Sequence[_Item], attempts: _Attempts, **how: bool) -> dict[UUID, str]:
         results, following = [item.outcome.result for item in items], self._following(attempts)
         began = began_ago_s([attempts.get(item.held.job_id) for item in items])
-        won = await self._store.settle_completed(_held(items), results, following, began, skip_locked=skip)
+        won = await self._store.settle_completed(_held(items), results, following, began, **how)
         return dict.fromkeys(won, "completed")
 
-    async def _fail(self, items: Sequence[_Item], attempts: _Attempts, *, skip: bool) -> dict[UUID, str]:
+    async def _fail(self, items: Sequence[_Item], attempts: _Attempts, **how: bool) -> dict[UUID, str]:
         failed = [
             FailedAttempt(
                 *(item.held.job_id, item.held.attempt, item.outcome.delay_s, item.outcome.permanent),
@@ -291,18 +293,18 @@ class Settles:
             )
             for item in items
         ]
-        return await self._store.settle_failed(_held(items), failed, self._following(attempts), skip_locked=skip)
+        return await self._store.settle_failed(_held(items), failed, self._following(attempts), **how)
 
-    async def _release(self, items: Sequence[_Item], _: _Attempts, *, skip: bool) -> dict[UUID, str]:
+    async def _release(self, items: Sequence[_Item], _: _Attempts, **how: bool) -> dict[UUID, str]:
         delays, messages = [i.outcome.delay_s for i in items], [i.outcome.message for i in items]
         begun = [item.outcome.begun for item in items]
-        won = await self._store.settle_released(_held(items), delays, messages, begun, skip_locked=skip)
+        won = await self._store.settle_released(_held(items), delays, messages, begun, **how)
         return dict.fromkeys(won, "pending")
 
-    async def _end(self, items: Sequence[_Item], _: _Attempts, *, skip: bool) -> dict[UUID, str]:
+    async def _end(self, items: Sequence[_Item], _: _Attempts, **how: bool) -> dict[UUID, str]:
         statuses = [item.outcome.ending.value for item in items]
         messages = [item.outcome.message for item in items]
-        won = await self._store.settle_ended(_held(items), statuses, messages, skip_locked=skip)
+        won = await self._store.settle_ended(_held(items), statuses, messages, **how)
         ended = {item.held.job_id: item.outcome.ending.value for item in items}
         return {job_id: ended[job_id] for job_id in won}
 

@@ -139,6 +139,10 @@ class GatewayStore(Store):
             return Claims()
         return claims
 
+    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int:
+        """None: the gateway does it."""
+        return 0
+
     # Settle: as the methods of `Store`; `worker_id` is in the assignments.
 
     async def settle_completed(
@@ -194,7 +198,13 @@ class GatewayStore(Store):
         return {}
 
     async def _settle(
-        self, ids: Sequence[UUID], attempts: Sequence[int], bodies: Sequence[str], *, skip_locked: bool = False
+        self,
+        ids: Sequence[UUID],
+        attempts: Sequence[int],
+        bodies: Sequence[str],
+        *,
+        skip_locked: bool = False,
+        **_how: bool,
     ) -> dict[UUID, str]:
         """The new status of each that was still ours. Raises an error that concerns one of them, if there is any.
 
@@ -264,9 +274,11 @@ class GatewayStore(Store):
         """None: the gateway does not hand out occurrences that were missed."""
         return None
 
-    async def ensure_partitions(self, days_ahead: int = 7) -> int:
+    async def open_sessions(self) -> None:
         """Nothing."""
-        return 0
+
+    async def ensure_today(self) -> None:
+        """Nothing."""
 
     async def running_of(self, worker_id: int, age_s: float, *_: Any, **__: Any) -> list[tuple[UUID, int]]:
         """Nothing: the gateway compares what runs with the lists in our beats."""

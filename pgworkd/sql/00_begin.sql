@@ -1,6 +1,14 @@
 -- Before anything is changed: refuses what this script cannot work with, takes the locks of an
 -- installation, and notes who owns each function and who may call it (99_finish.sql).
 
+-- Whatever the server, the database or the role have set. (One message with the whole script is
+-- parsed before this: it must have no backslash outside of a body.)
+SET LOCAL standard_conforming_strings = on;
+SET LOCAL quote_all_identifiers = off;
+SET LOCAL check_function_bodies = on;
+SET LOCAL default_table_access_method = heap;
+SET LOCAL array_nulls = on;
+SET LOCAL transform_null_equals = off;
 DO $$
 DECLARE
     v_table text;
@@ -10,6 +18,10 @@ BEGIN
             current_setting('server_encoding') USING ERRCODE = '55000',
             HINT = 'CREATE DATABASE ... ENCODING ''UTF8'' TEMPLATE template0';
     END IF;
+    -- No partitioned table can be made where this names the database's own.
+    PERFORM set_config('default_tablespace', '', true)
+    FROM pg_database d JOIN pg_tablespace t ON t.oid = d.dattablespace
+    WHERE d.datname = current_database() AND t.spcname = current_setting('default_tablespace');
     PERFORM pg_advisory_xact_lock(1886873445, 0);  -- one installation at a time
     IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
         IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 8) THEN

@@ -38,9 +38,9 @@ BEGIN
                         || substr(rnd, 2, 15))::uuid
                 FROM (SELECT lpad(to_hex(us / 1000), 12, '0')
                       || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0') AS hex,
-                             substr(md5(gen_random_uuid()::text), 1, 16) AS rnd
-                      FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us)
-                          t) x)
+                             left(uuid, 8) || right(uuid, 8) AS rnd
+                      FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us,
+                                   gen_random_uuid()::text AS uuid) t) x)
         $def$;
     END IF;
 END $$;

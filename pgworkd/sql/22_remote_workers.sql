@@ -44,8 +44,9 @@ END $$;
 
 -- Renews the leases of several workers on their behalf, as heartbeat() does for one. `outcome`:
 -- `renewed`; `lost`, where heartbeat() returns false; or `locked`, because another session has
--- locked the row: ask again. `requested`: what an operator asks of it, see ask_worker(). Each
--- worker may be given once. Locks the workers' rows in order of id, with SKIP LOCKED.
+-- locked the row, or a trigger keeps it: ask again. `requested`: what an operator asks of it, see
+-- ask_worker(). Each worker may be given once. Locks the workers' rows in order of id, with SKIP
+-- LOCKED.
 CREATE OR REPLACE FUNCTION heartbeats(p_workers int[], p_tokens uuid[], p_states text[])
 RETURNS TABLE (worker int, outcome text, lease_s real, requested text)
 LANGUAGE sql VOLATILE AS $$
@@ -70,7 +71,7 @@ LANGUAGE sql VOLATILE AS $$
     SELECT g.id, CASE WHEN EXISTS (SELECT FROM workers w WHERE w.id = g.id AND w.token = g.token
                                                          AND w.lost_at IS NULL)
                       THEN 'locked' ELSE 'lost' END, NULL, NULL
-    FROM given g WHERE g.id NOT IN (SELECT m.id FROM mine m)
+    FROM given g WHERE g.id NOT IN (SELECT r.id FROM renewed r)
 $$;
 
 -- Ends the registration of a remote worker. What it still runs goes back without a failure; a job

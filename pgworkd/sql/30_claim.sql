@@ -47,6 +47,8 @@ CREATE OR REPLACE FUNCTION pick_suspect(p_worker int, p_queue text, p_now timest
                                         p_without text[], p_limited boolean, p_locked boolean)
 RETURNS tid[]
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_careful boolean := is_careful();
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873444, p_worker) THEN
         RETURN '{}';
@@ -63,6 +65,7 @@ BEGIN
                AND key_is_free(j.queue, j.serialize_key, j.status = 'failed'
                                AND NOT j.yields, j.run_at, j.id))
           AND (NOT p_limited OR key_has_room(j.queue, j.limit_key, p_now))
+          AND NOT (v_careful AND is_refused('claim', j.id::text))
         ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
 END $$;
 
@@ -135,6 +138,8 @@ DECLARE
     -- priorities with nothing left but jobs for other workers
     v_passed   int[] := '{}';
     v_places   claim_place[];                    -- as p_places, and after this claim
+    v_careful  boolean := is_careful();
+    v_taken    int;
 BEGIN
     SELECT w.kind = 'remote' INTO v_remote FROM workers w
     WHERE w.id = p_worker AND (p_token IS NULL OR w.token = p_token) AND w.lost_at IS NULL
@@ -213,6 +218,7 @@ BEGIN
             WHERE j.queue = p_queue AND j.priority = v_priority AND waits_plain(j)
               AND j.run_at <= v_now AND (j.run_at, j.id) > (v_from, v_id)
               AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+              AND NOT (v_careful AND is_refused('claim', j.id::text))
             ORDER BY j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
         v_room := v_allowed - cardinality(v_rows);
         IF v_room > 0 AND cardinality(p_without) > 0 THEN
@@ -229,10 +235,22 @@ BEGIN
             WHERE j.queue = p_queue AND j.priority < v_above AND waits_plain(j)
               AND j.run_at <= v_now AND in_time(j, v_now)
               AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+              AND NOT (v_careful AND is_refused('claim', j.id::text))
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
     -- 4. Start them.
+    IF v_careful AND current_setting('pgworkd.careful') <> 'on' THEN  -- see refuse_claims()
+        IF current_setting('pgworkd.careful') = 'choose' THEN
+            FOR id IN SELECT j.id FROM unnest(v_rows) WITH ORDINALITY AS r (ctid, place)
+                      JOIN jobs j ON j.ctid = r.ctid ORDER BY r.place LOOP
+                RETURN NEXT;
+            END LOOP;
+            RETURN;
+        END IF;
+        v_rows := ARRAY(SELECT j.ctid FROM jobs j
+                        WHERE j.id = ANY (current_setting('pgworkd.careful')::uuid[]));
+    END IF;
     IF v_rated THEN
         PERFORM spend(p_queue, v_rows, v_now);
     END IF;
@@ -250,7 +268,8 @@ BEGIN
                         array_position(p_kinds, coalesce(j.kind, j.queue)::text)])
                 ELSE j.max_attempts END
         WHERE j.ctid = ANY (v_rows)
-        RETURNING j.id, coalesce(j.kind, j.queue)::text,
+        RETURNING CASE WHEN j.status = 'running' AND j.worker_id = p_worker THEN j.id END AS id,
+                  coalesce(j.kind, j.queue)::text,
                   CASE WHEN j.expires_at IS NULL AND is_within(j.payload, j.meta, v_share)
                        THEN j.payload::text END,
                   j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
@@ -261,7 +280,11 @@ BEGIN
                        THEN j.meta::text END,
                   j.serialize_key::text
     )
-    SELECT * FROM taken t ORDER BY t.priority DESC, t.run_at, t.id;
+    SELECT * FROM taken t WHERE t.id IS NOT NULL ORDER BY t.priority DESC, t.run_at, t.id;
+    GET DIAGNOSTICS v_taken = ROW_COUNT;
+    IF v_taken < cardinality(v_rows) THEN
+        PERFORM raise_kept();
+    END IF;
     created_at := least(v_turn_s, CASE WHEN cardinality(v_rows) >= v_allowed THEN v_again_s END);
     payload := v_places::text;
     IF created_at IS NOT NULL OR payload IS NOT NULL THEN

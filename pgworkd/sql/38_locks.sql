@@ -17,6 +17,19 @@ BEGIN
     RETURN v_was;
 END $$;
 
+-- True in a transaction that defers all effects of the ends of jobs, since something refuses one of
+-- them: see put_off().
+CREATE OR REPLACE FUNCTION defers() RETURNS boolean LANGUAGE sql STABLE
+    RETURN coalesce(current_setting('pgworkd.no_wait', true), '') = 'defer';
+
+-- For a settle: defers its effects. Returns p_attempts, as unlocked() does. Locks nothing.
+CREATE OR REPLACE FUNCTION deferred(p_attempts int[]) RETURNS int[]
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM set_no_wait('defer');
+    RETURN p_attempts;
+END $$;
+
 -- Locks a queue until the end of the transaction. Two queues may share a lock, which only costs
 -- time.
 CREATE OR REPLACE FUNCTION lock_queue(p_queue text) RETURNS void LANGUAGE sql VOLATILE

@@ -66,6 +66,7 @@ DECLARE
     v_below  int;
     -- the priority that was not walked to its end; none: the last there is
     v_cut    int := -2147483648;
+    v_count  int;
 BEGIN
     SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
     v_turns := coalesce(v_queue.fair, false) OR v_queue.limit_per_key IS NOT NULL
@@ -151,7 +152,16 @@ BEGIN
         v_parked := ARRAY(
             SELECT j.ctid FROM unnest(v_park) AS m (ctid) JOIN jobs j ON j.ctid = m.ctid
             WHERE j.status IN ('pending', 'failed') FOR UPDATE OF j SKIP LOCKED);
-        UPDATE jobs j SET status = 'blocked' WHERE j.ctid = ANY (v_parked);
+        IF is_careful() AND v_parked <> '{}' THEN
+            PERFORM in_parts('claim', ARRAY(SELECT j.id::text FROM jobs j
+                                            WHERE j.ctid = ANY (v_parked)), 'park');
+        ELSE
+            UPDATE jobs j SET status = 'blocked' WHERE j.ctid = ANY (v_parked);
+            GET DIAGNOSTICS v_count = ROW_COUNT;
+            IF v_count < cardinality(v_parked) THEN
+                PERFORM raise_kept();
+            END IF;
+        END IF;
         -- Neither taken nor locked rows must be read again. (Parked ones are not: each row read is
         -- compared with all of these.)
         v_seen := v_seen || v_take || ARRAY(SELECT unnest(v_park) EXCEPT SELECT unnest(v_parked));

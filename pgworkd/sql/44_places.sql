@@ -153,6 +153,7 @@ DECLARE
     v_id       uuid;
     v_promoted timestamptz;
     v_first    tid[];                            -- before that place, promoted since
+    v_careful  boolean := is_careful();
 BEGIN
     met := '{}';
     ended := '{}';
@@ -199,6 +200,7 @@ BEGIN
                   AND j.promoted >= v_promoted AND (j.run_at, j.id) <= (v_from, v_id)
                   AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
                   AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                  AND NOT (v_careful AND is_refused('claim', j.id::text))
                 ORDER BY j.promoted, j.run_at, j.id LIMIT greatest(v_room, 64));
         END IF;
         met := met || ARRAY(
@@ -209,6 +211,7 @@ BEGIN
                      AND (j.run_at, j.id) > (v_plain_from, v_plain_id)
                      AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
                      AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                     AND NOT (v_careful AND is_refused('claim', j.id::text))
                    ORDER BY j.run_at, j.id LIMIT v_room)
                   UNION ALL
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j
@@ -217,6 +220,7 @@ BEGIN
                      AND (j.run_at, j.id) > (v_from, v_id)
                      AND j.ctid <> ALL (p_seen) AND in_time(j, v_now)
                      AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                     AND NOT (v_careful AND is_refused('claim', j.id::text))
                    ORDER BY j.run_at, j.id LIMIT v_room)
                   UNION ALL
                   (SELECT j.ctid, j.run_at, j.id FROM jobs j WHERE j.ctid = ANY (v_first)

@@ -39,6 +39,7 @@ DECLARE
     v_priority int;
     v_probes   int := 0;
     v_each     tid[];                            -- of each kind, the first ones
+    v_careful  boolean := is_careful();
 BEGIN
     WHILE cardinality(v_rows) < p_room AND v_probes < 100 LOOP
         IF p_kinds IS NULL OR p_key = '' THEN
@@ -54,6 +55,7 @@ BEGIN
                   AND coalesce(j.limit_key::text, '') = p_key
                   AND j.priority = v_priority AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
                   AND in_time(j, v_now) AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                  AND NOT (v_careful AND is_refused('claim', j.id::text))
                 ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows));
         ELSE
             v_priority := (
@@ -75,6 +77,7 @@ BEGIN
                                 AND - j.priority::bigint = - v_priority::bigint
                                 AND j.run_at <= v_now AND j.ctid <> ALL (p_seen)
                                 AND in_time(j, v_now)
+                                AND NOT (v_careful AND is_refused('claim', j.id::text))
                               ORDER BY j.run_at, j.id LIMIT p_room - cardinality(v_rows)) k);
             v_rows := v_rows || ARRAY(
                 SELECT j.ctid FROM jobs j WHERE j.ctid = ANY (v_each)

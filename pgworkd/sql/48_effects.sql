@@ -165,9 +165,7 @@ BEGIN
     v_batches := free_batches(ARRAY(SELECT DISTINCT x.batch_id FROM (
         SELECT p.batch_id FROM pending_effects p
         WHERE p.batch_id IS NOT NULL
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'apply_effects' AND r.key = p.batch_id::text
-                            AND r.until > clock())
+          AND NOT is_refused('apply_effects', p.batch_id::text)
         ORDER BY p.id LIMIT p_limit) x));
     PERFORM in_parts('apply_effects', v_batches::text[], 'fold batches');
     v_more := apply_ends(p_limit);
@@ -178,9 +176,7 @@ BEGIN
     v_rows := ARRAY(
         SELECT p.id FROM pending_effects p
         WHERE p.queue = ANY (v_queues)
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'apply_effects' AND r.key = p.id::text
-                            AND r.until > clock())
+          AND NOT is_refused('apply_effects', p.id::text)
         ORDER BY p.id LIMIT p_limit);
     PERFORM set_no_wait('frees');  -- the queues are locked
     PERFORM in_parts('apply_effects', v_rows::text[], 'apply frees');

@@ -4,7 +4,7 @@
 -- inserted. `created`; `same`: the job that is there has this queue, kind and payload (NULL: only
 -- its kept dedupe_key is left of it); `status`: what it is now, as in result_of(); `keep_s`: for
 -- how many seconds after its end the queue remembers it (NULL: as long as the history is kept). The
--- id should be a UUID of version 7, which is looked for in a few days of the history only. Raises
+-- id should be a UUID of version 7: see finished_of(). Raises
 -- 23505 for a dedupe_key that another job holds. Calls for one id wait for each other, until the
 -- transaction of the first ends; it must not be REPEATABLE READ, which would not see what the one
 -- before has inserted. Locks the id (an advisory lock), then as enqueue().
@@ -25,7 +25,6 @@ RETURNS TABLE (created boolean, same boolean, status text, keep_s int)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
-    v_since timestamptz := made_since(ARRAY[p_id]);
     v_found record;
 BEGIN
     IF p_id IS NULL THEN
@@ -43,14 +42,8 @@ BEGIN
     -- It has ended, or was never there; the rows of ended jobs that keep a key have no payload.
     IF v_found IS NULL OR v_found.status = 'completed' THEN
         status := CASE WHEN v_found.status = 'completed' THEN 'gone' END;
-        IF v_since IS NOT NULL THEN
-            SELECT f.queue, f.kind, f.payload, f.status::text INTO v_found
-            FROM finished_jobs f WHERE f.id = p_id AND f.finished_at >= v_since LIMIT 1;
-        END IF;
-        IF v_since IS NULL OR NOT FOUND THEN
-            SELECT f.queue, f.kind, f.payload, f.status::text INTO v_found
-            FROM finished_jobs f WHERE f.id = p_id LIMIT 1;
-        END IF;
+        SELECT f.queue, f.kind, f.payload, f.status::text INTO v_found
+        FROM finished_of(ARRAY[p_id]) f LIMIT 1;
     END IF;
     IF v_found.status IS NOT NULL THEN
         same := v_found.queue = p_queue AND v_found.payload = p_payload

@@ -26,6 +26,21 @@ BEGIN
                  ORDER BY u.place);
 END $$;
 
+-- For a settle that has not settled all of these attempts: raises 27000 if one of them still runs.
+CREATE OR REPLACE FUNCTION check_settled(p_ids uuid[], p_attempts int[], p_worker int, p_token uuid)
+RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF EXISTS (SELECT FROM jobs j JOIN unnest(p_ids, p_attempts) AS s (id, attempt)
+                   ON j.id = s.id AND j.attempts = s.attempt
+               WHERE j.id = ANY (p_ids) AND j.worker_id IS NOT NULL
+                 AND (p_worker IS NULL OR j.worker_id = p_worker
+                      AND NOT EXISTS (SELECT FROM workers w
+                                      WHERE w.id = p_worker AND w.token <> p_token))) THEN
+        PERFORM raise_kept();
+    END IF;
+END $$;
+
 -- Moves the rows to finished_jobs (or only deletes them if the queue keeps no history) and inserts
 -- the next occurrence of recurring ones (p_schedules, p_next, p_revisions; see add_occurrences()).
 -- p_began_ago_s: seconds since the handler of each began. Notifies waiters and batches (with
@@ -93,6 +108,9 @@ BEGIN
                FILTER (WHERE d.batch_id IS NOT NULL)
     INTO v_won, v_schedules, v_queues, v_keys, v_wake, v_kept_keys, v_batched
     FROM done d;
+    IF coalesce(cardinality(v_won), 0) < cardinality(p_ids) THEN
+        PERFORM check_settled(p_ids, p_attempts, p_worker, p_token);
+    END IF;
     -- As after_ended() looks; calling it for nothing costs each settle more than these two probes.
     IF num_nonnulls(v_batched, v_keys, v_wake, v_kept_keys) > 0
        OR EXISTS (SELECT FROM job_dependencies w WHERE w.depends_on = ANY (v_won))
@@ -180,10 +198,15 @@ BEGIN
            array_agg(e.id) FILTER (WHERE e.status = 'dead')
     INTO v_ids, v_statuses, v_cancelled, v_schedules, v_queues, v_keys, v_wake, v_batched, v_dead
     FROM ended e;
+    IF coalesce(cardinality(v_ids), 0) < cardinality(p_ids) OR 'running' = ANY (v_statuses) THEN
+        PERFORM check_settled(p_ids, p_attempts, p_worker, p_token);
+    END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM lock_trees_of(v_ids);  -- those of the dead, too: all at once, and before the queues
     END IF;
-    IF v_dead IS NOT NULL THEN
+    IF v_dead IS NOT NULL AND defers() THEN
+        PERFORM in_parts('settle_failed', v_dead::text[], 'note deaths');
+    ELSIF v_dead IS NOT NULL THEN
         PERFORM note_deaths(v_dead);
     END IF;
     PERFORM after_ended(v_dead, false, v_batched, v_queues, v_keys, v_wake);
@@ -233,12 +256,13 @@ BEGIN
           AND j.worker_id IS NOT NULL
           AND (p_worker IS NULL OR j.worker_id = p_worker
                AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
-        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at,
+        RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at, j.status,
                   CASE WHEN j.status = 'pending' OR j.cancel_requested_at IS NOT NULL
                        -- now or when it is cancelled below: see lock_queues()
                        THEN j.serialize_key END AS freed_key
     )
-    SELECT array_agg(e.id), array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
+    SELECT array_agg(e.id) FILTER (WHERE e.status <> 'running'),
+           array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
            array_agg(DISTINCT e.queue::text) FILTER (WHERE e.delay_s IS NULL),
            min(e.run_at) FILTER (WHERE e.delay_s IS NULL),
            array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
@@ -248,6 +272,9 @@ BEGIN
                    AND q.name = ANY (ARRAY(SELECT DISTINCT x.queue::text FROM ended x)))))
     INTO v_won, v_cancelled, v_due, v_run_at, v_queues, v_keys, v_wake
     FROM ended e;
+    IF coalesce(cardinality(v_won), 0) < cardinality(p_ids) THEN
+        PERFORM check_settled(p_ids, p_attempts, p_worker, p_token);
+    END IF;
     IF v_cancelled IS NOT NULL THEN
         PERFORM lock_trees_of(v_cancelled);
     END IF;

@@ -16,18 +16,27 @@ $$;
 -- that on to those that wait for it. Then counts them in their batches (p_batched), keeps their
 -- dedupe_keys (p_kept_keys, see keep_keys()), passes their serialize_keys on (p_queues and p_keys,
 -- parallel), and notifies the queues whose limits have capacity again (p_limited). What is NULL is
--- left out. Locks as pass_on(), batch_ended() (p_stop_waiting: see there) and promote().
+-- left out. Locks as pass_on(), batch_ended() (p_stop_waiting: see there) and promote(). Where
+-- something refuses one of these effects the caller calls again, set to defer all of them.
 CREATE OR REPLACE FUNCTION after_ended(p_ids uuid[], p_completed boolean, p_batched ended_job[],
                                        p_queues text[], p_keys text[], p_limited text[],
                                        p_kept_keys jsonb DEFAULT NULL,
                                        p_stop_waiting boolean DEFAULT true) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_awaited boolean := is_awaited(p_ids);
 BEGIN
-    IF is_awaited(p_ids) THEN
-        PERFORM pass_on(p_ids, p_completed);
-    END IF;
     IF p_kept_keys IS NOT NULL THEN
         PERFORM keep_keys(p_kept_keys);
+    END IF;
+    IF defers() THEN
+        PERFORM put_off(p_batched, CASE WHEN v_awaited THEN p_ids END, p_completed, p_queues,
+                        p_keys);
+        PERFORM notify_waiters(p_ids), wake(p_limited);
+        RETURN;
+    END IF;
+    IF v_awaited THEN
+        PERFORM pass_on(p_ids, p_completed);
     END IF;
     IF p_batched IS NOT NULL THEN
         PERFORM batch_ended(p_batched, p_stop_waiting);
@@ -95,6 +104,10 @@ BEGIN
                FILTER (WHERE g.batch_id IS NOT NULL AND (g.status <> 'dead' OR p_status <> 'dead')),
            bool_or(g.schedule IS NOT NULL AND g.status <> 'dead')
     INTO v_gone, v_queues, v_keys, v_wake, v_kept_keys, v_batched, v_chain FROM gone g;
+    IF coalesce(cardinality(v_gone), 0) < cardinality(p_ids)
+       AND EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.status <> 'completed') THEN
+        PERFORM raise_kept();
+    END IF;
     IF v_chain THEN
         PERFORM pg_notify('pgworkd', '{"schedules": true}');
     END IF;

@@ -200,7 +200,7 @@ END $$;
 
 -- Adds the next occurrences, as the caller computed them, of the schedules whose occurrence was
 -- just settled. If a schedule is locked, daemons are notified to check them all, again until it is
--- free. Locks as add_occurrences().
+-- free, or if this settle defers. Locks as add_occurrences().
 CREATE OR REPLACE FUNCTION follow(p_settled text[], p_names text[], p_at timestamptz[],
                                   p_revisions int[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -213,6 +213,9 @@ BEGIN
     FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)
     WHERE n.name = ANY (p_settled) AND n.at IS NOT NULL;
     IF v_names IS NULL THEN
+        RETURN;
+    ELSIF defers() THEN
+        PERFORM pg_notify('pgworkd', '{"schedules": true}');
         RETURN;
     END IF;
     PERFORM add_occurrences(v_names, v_at, v_revisions);

@@ -2,8 +2,8 @@
 -- try-lock of its own, so that any daemon may call at any time. A row that refuses to be changed
 -- holds up no others: see in_parts().
 
--- Rows that maintenance could not change because something refuses it, such as a foreign key that
--- others added. in_parts() skips them until `until`: 10 s, doubled each time, at most 10 min.
+-- Rows that claims and maintenance could not change because something refuses it, such as a foreign
+-- key that others added. They are skipped until `until`: see refuse().
 CREATE UNLOGGED TABLE IF NOT EXISTS refused_rows (
     what text NOT NULL, key text NOT NULL,  -- the function that tried; mostly a job's or batch's id
     sqlstate text NOT NULL, error text NOT NULL,
@@ -71,28 +71,52 @@ BEGIN
         PERFORM fold(p_keys::uuid[]);
     WHEN 'apply frees' THEN
         PERFORM apply_frees(p_keys::bigint[]);
+    WHEN 'note deaths' THEN
+        PERFORM note_deaths(p_keys::uuid[]);
+    WHEN 'count deaths' THEN
+        v_rows := count_these(p_keys);
+    WHEN 'presume dead' THEN
+        UPDATE workers w SET lost_at = clock()
+            WHERE w.id = ANY (p_keys::int[]) AND w.lost_at IS NULL;
+        DELETE FROM pools p WHERE p.worker_id = ANY (p_keys::int[]);
+        SELECT count(w.lost_at) INTO v_rows FROM workers w WHERE w.id = ANY (p_keys::int[]);
+    WHEN 'forget workers' THEN
+        DELETE FROM workers w WHERE w.id = ANY (p_keys::int[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget progress' THEN
+        DELETE FROM progress p WHERE p.job_id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'forget tokens' THEN
+        DELETE FROM tokens t WHERE t.id = ANY (p_keys);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
+    WHEN 'try to claim' THEN
+        PERFORM try_to_claim(p_keys, c.worker, c.queue, c.kinds, c.budgets)
+        FROM jsonb_to_record(p_with) AS c (worker int, queue text, kinds text[], budgets int[]);
+    WHEN 'park' THEN
+        UPDATE jobs j SET status = 'blocked' WHERE j.id = ANY (p_keys::uuid[]);
+        GET DIAGNOSTICS v_rows = ROW_COUNT;
     ELSE
         -- which is no row's fault
         RAISE EXCEPTION 'maintenance has no step %', p_step USING ERRCODE = 'XX000';
     END CASE;
+    IF v_rows < cardinality(p_keys)
+       AND (p_step LIKE 'forget %' OR p_step IN ('park', 'free keys', 'presume dead')) THEN
+        PERFORM raise_kept();
+    END IF;
     RETURN to_jsonb(v_rows);
 END $$;
 
 -- Does p_step (see do_part()) for these keys: for all of them, and if that raises, for halves, and
--- so on, until what is refused is found. Returns a row for each part that was done. What is
--- refused is stored in refused_rows, and skipped until its time has come. Errors that are no row's
--- fault are raised: locks, deadlocks, timeouts, insufficient resources, a read-only server.
--- Deferred constraints are checked in each part. Locks what the step locks, of refused parts
--- nothing, then rows of refused_rows in order of key.
+-- so on, until what is refused is found. Returns a row for each part that was done. What is refused
+-- is stored in refused_rows, and skipped until its time has come. Errors that are no row's fault
+-- are raised. Deferred constraints are checked in each part. Locks what the step locks, of refused
+-- parts nothing, then rows of refused_rows in order of key.
 CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step text,
                                     p_with jsonb DEFAULT NULL) RETURNS SETOF jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_keys   text[] := ARRAY(SELECT u.key FROM unnest(p_keys) WITH ORDINALITY AS u (key, place)
-                             WHERE NOT EXISTS (SELECT FROM refused_rows r
-                                               WHERE r.what = p_what AND r.key = u.key
-                                                 AND r.until > clock())
-                             ORDER BY u.place);
+                             WHERE NOT is_refused(p_what, u.key) ORDER BY u.place);
     v_from   int := 1;
     v_size   int := cardinality(v_keys);
     v_part   text[];
@@ -107,17 +131,12 @@ BEGIN
             DELETE FROM refused_rows r WHERE r.what = p_what AND r.key = ANY (v_part);
             v_done := true;
         EXCEPTION WHEN OTHERS THEN
-            IF left(SQLSTATE, 2) IN ('40', '53', '57', '58')
-               OR SQLSTATE IN ('55P03', '25006', 'XX000') THEN
+            IF is_no_rows_fault(SQLSTATE) THEN
                 RAISE;
             END IF;
             v_done := false;
             IF cardinality(v_part) = 1 THEN
-                INSERT INTO refused_rows AS r (what, key, sqlstate, error, until)
-                VALUES (p_what, v_part[1], SQLSTATE, left(SQLERRM, 1000), clock() + interval '10 s')
-                ON CONFLICT (what, key) DO UPDATE SET
-                    sqlstate = excluded.sqlstate, error = excluded.error, times = r.times + 1,
-                    until = clock() + least(600, 10 * 2 ^ least(r.times, 10)) * interval '1 s';
+                PERFORM refuse(p_what, v_part[1], SQLSTATE, SQLERRM);
             END IF;
         END;
         IF v_done THEN
@@ -181,8 +200,11 @@ BEGIN
                        ELSE j.status::text END,
                   b.lost_worker_id, b.lost_worker, b.message
     )
-    SELECT jsonb_agg(to_jsonb(t)) INTO v_taken
+    SELECT jsonb_agg(to_jsonb(t)) FILTER (WHERE t.status <> 'running') INTO v_taken
     FROM taken AS t (id, queue, kind, attempt, status, worker_id, worker, error);
+    IF coalesce(jsonb_array_length(v_taken), 0) < cardinality(p_ids) THEN
+        PERFORM raise_kept();
+    END IF;
     IF EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead'
                  AND j.schedule IS NOT NULL) THEN
         PERFORM pg_notify('pgworkd', '{"schedules": true}');
@@ -292,22 +314,22 @@ BEGIN
     IF v_lost IS NULL THEN
         RETURN;
     END IF;
-    UPDATE workers w SET lost_at = v_now WHERE w.id = ANY (v_lost) AND w.lost_at IS NULL;
-    DELETE FROM pools p WHERE p.worker_id = ANY (v_lost);
-
+    PERFORM in_parts('rescue', v_lost::text[], 'presume dead');
+    v_lost := ARRAY(SELECT w.id FROM workers w WHERE w.id = ANY (v_lost) AND w.lost_at IS NOT NULL);
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.worker_id = ANY (v_lost) AND j.status = 'running' AND j.lease_s IS NULL
-                     AND NOT EXISTS (SELECT FROM refused_rows r
-                                     WHERE r.what = 'rescue' AND r.key = j.id::text
-                                       AND r.until > v_now)
+                     AND NOT is_refused('rescue', j.id::text)
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
     FROM in_parts('rescue', v_ids::text[], 'rescue jobs') AS p (taken)
     CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text,
             attempt int, status text, worker_id int, worker text, error text);
-    DELETE FROM workers w WHERE w.id = ANY (v_lost)
-       AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running');
+    v_lost := ARRAY(
+        SELECT w.id FROM workers w
+        WHERE w.id = ANY (v_lost)
+          AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running'));
+    PERFORM in_parts('rescue', v_lost::text[], 'forget workers');
 END $$;
 
 -- The running attempts of a worker that began more than p_age_s ago. The worker compares them with

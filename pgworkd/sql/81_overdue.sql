@@ -74,8 +74,7 @@ BEGIN
         WHERE j.lease_until < v_now AND j.worker_id IS NOT NULL
           AND j.lease_until >= coalesce(v_now - make_interval(secs => p_age_max_s), '-infinity')
           AND had_time(j.lease_until, coalesce(j.lease_s, w.lease_s, 30)::real, v_now)
-          AND NOT EXISTS (SELECT FROM refused_rows r WHERE r.what = 'fail_overdue'
-                            AND r.key = j.id::text AND r.until > v_now)
+          AND NOT is_refused('fail_overdue', j.id::text)
         ORDER BY j.lease_until LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error

@@ -32,9 +32,7 @@ BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.expires_at <= clock() AND j.begun = 0
                      AND j.status IN ('blocked', 'pending', 'failed')
-                     AND NOT EXISTS (SELECT FROM refused_rows r
-                                     WHERE r.what = 'expire_jobs' AND r.key = j.id::text
-                                       AND r.until > clock())
+                     AND NOT is_refused('expire_jobs', j.id::text)
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.queue, t.kind, sum(t.jobs)::int, (array_agg(t.example ORDER BY p.part))[1]
@@ -62,8 +60,7 @@ DECLARE
     v_ids uuid[] := ARRAY(
         SELECT j.id FROM jobs j
         WHERE j.status = 'completed' AND j.dedupe_until <= clock()
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'free_keys' AND r.key = j.id::text AND r.until > clock())
+          AND NOT is_refused('free_keys', j.id::text)
         ORDER BY j.dedupe_until LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
 BEGIN
     RETURN (SELECT coalesce(sum(p.freed::int), 0)

@@ -1,27 +1,35 @@
 -- Maintenance: the partitions of finished_jobs, and what retention removes.
 
--- Creates the day partitions of finished_jobs for today and p_days_ahead more. A new partition
--- needs a short exclusive lock, for which it waits 200 ms at most, so that no settle queues behind
--- a long reader; rows of a day without a partition go to finished_jobs_other, none is refused.
--- Runs with the owner's rights.
+-- Creates the day partitions of finished_jobs for today and p_days_ahead more that are missing;
+-- returns how many. Rows of a day without a partition go to finished_jobs_other, none is refused.
+-- Postgres reads all of that under an exclusive lock before it adds a day: so a day is only added
+-- where that is small, or where a constraint says that it has no row of the day: see
+-- rule_out_days(). Needs a short exclusive lock of it, for which it waits 200 ms at most, so that
+-- nobody queues behind a long reader; settles need none of its locks. Runs with the owner's rights.
 CREATE OR REPLACE FUNCTION ensure_partitions(p_days_ahead int DEFAULT 7) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_day   date;
+    v_name  text;
     v_made  int := 0;
+    v_small boolean;
+    v_ruled_out daterange;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 3) THEN
         RETURN 0;
     END IF;
+    v_small := pg_relation_size('pgworkd.finished_jobs_other') < 8388608;
+    v_ruled_out := days_ruled_out(true);
     FOR i IN 0..least(p_days_ahead, 366) LOOP
         v_day := clock()::date + i;
-        CONTINUE WHEN to_regclass('pgworkd.finished_jobs_' || to_char(v_day, 'YYYYMMDD'))
-            IS NOT NULL;
+        v_name := 'finished_jobs_' || to_char(v_day, 'YYYYMMDD');
+        CONTINUE WHEN to_regclass('pgworkd.' || v_name) IS NOT NULL
+            OR NOT (v_small OR coalesce(v_ruled_out @> v_day, false));
         BEGIN  -- identifiers and bounds come from the calendar, never from data
-            EXECUTE
-                format('CREATE TABLE pgworkd.%I PARTITION OF pgworkd.finished_jobs '
-                       'FOR VALUES FROM (%L) TO (%L)',
-                           'finished_jobs_' || to_char(v_day, 'YYYYMMDD'), v_day::timestamptz,
+            EXECUTE format('CREATE TABLE pgworkd.%I (LIKE pgworkd.finished_jobs INCLUDING DEFAULTS '
+                           'INCLUDING CONSTRAINTS)', v_name);
+            EXECUTE format('ALTER TABLE pgworkd.finished_jobs ATTACH PARTITION pgworkd.%I '
+                           'FOR VALUES FROM (%L) TO (%L)', v_name, v_day::timestamptz,
                            (v_day + 1)::timestamptz);
             v_made := v_made + 1;
         EXCEPTION
@@ -32,7 +40,83 @@ BEGIN
                 NULL;
         END;
     END LOOP;
+    -- nobody was there for days, and what would refuse today's rows was not checked, or of no use
+    IF days_ruled_out(false) @> clock()::date
+       AND to_regclass('pgworkd.finished_jobs_' || to_char(clock()::date, 'YYYYMMDD')) IS NULL THEN
+        v_ruled_out := days_ruled_out(false);
+        EXECUTE format('ALTER TABLE pgworkd.finished_jobs_other DROP CONSTRAINT %I',
+                       to_char(lower(v_ruled_out), '"no_rows_of_"YYYYMMDD_')
+                       || to_char(upper(v_ruled_out), 'YYYYMMDD'));
+    END IF;
     RETURN v_made;
+END $$;
+
+-- The days of which a constraint says that finished_jobs_other has no row; p_valid: only if that
+-- was checked. NULL: there is no such constraint. The days are in its name. Locks nothing.
+CREATE OR REPLACE FUNCTION days_ruled_out(p_valid boolean) RETURNS daterange
+LANGUAGE sql STABLE AS $$
+    SELECT daterange(to_date(split_part(c.conname, '_', 4), 'YYYYMMDD'),
+                     to_date(split_part(c.conname, '_', 5), 'YYYYMMDD'))
+    FROM pg_constraint c
+    WHERE c.conrelid = 'pgworkd.finished_jobs_other'::regclass AND c.conname LIKE 'no_rows_of_%'
+      AND (c.convalidated OR NOT p_valid)
+$$;
+
+-- Where finished_jobs_other is large (a data-only restore, a switch-over, days that could not be
+-- made) adds a constraint that it has no row of the coming days, up to thirty of those that have no
+-- partition. True: it is to be checked by validate_days(), which reads all of the table, but locks
+-- nobody out; then ensure_partitions() adds the days without reading it. The days begin after
+-- tomorrow, as the constraint refuses their rows; it is dropped again when they are made, or near.
+-- Locks finished_jobs_other, for 200 ms at most. Runs with the owner's rights.
+CREATE OR REPLACE FUNCTION rule_out_days() RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_today date := clock()::date;
+    v_days  daterange := days_ruled_out(false);
+    v_name  text;
+    v_first date;
+    v_end   date;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 3) THEN
+        RETURN false;
+    END IF;
+    SELECT min(d.day) INTO v_first
+    FROM (SELECT v_today + i AS day FROM generate_series(2, 8) i) d
+    WHERE to_regclass('pgworkd.finished_jobs_' || to_char(d.day, 'YYYYMMDD')) IS NULL;
+    IF v_days IS NOT NULL AND (v_first IS NULL OR lower(v_days) <= v_today + 1) THEN
+        EXECUTE format('ALTER TABLE pgworkd.finished_jobs_other DROP CONSTRAINT %I',
+                       to_char(lower(v_days), '"no_rows_of_"YYYYMMDD_')
+                       || to_char(upper(v_days), 'YYYYMMDD'));
+        v_days := NULL;
+    END IF;
+    IF v_first IS NULL OR pg_relation_size('pgworkd.finished_jobs_other') < 8388608 THEN
+        RETURN false;
+    ELSIF v_days IS NULL THEN
+        v_end := least(v_first + 30, (SELECT min(o.finished_at)::date FROM finished_jobs_other o
+                                      WHERE o.finished_at >= v_first::timestamptz));
+        IF v_end <= v_first THEN
+            RETURN false;
+        END IF;
+        EXECUTE format('ALTER TABLE pgworkd.finished_jobs_other ADD CONSTRAINT %I '
+                       'CHECK (finished_at < %L OR finished_at >= %L) NOT VALID',
+                       to_char(v_first, '"no_rows_of_"YYYYMMDD_') || to_char(v_end, 'YYYYMMDD'),
+                       v_first::timestamptz, v_end::timestamptz);
+    END IF;
+    RETURN days_ruled_out(true) IS NULL;
+END $$;
+
+-- Checks that constraint. Reads all of finished_jobs_other, which may take minutes. Locks it
+-- against others that change its definition. Runs with the owner's rights.
+CREATE OR REPLACE FUNCTION validate_days() RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_name text := (SELECT c.conname FROM pg_constraint c
+                    WHERE c.conrelid = 'pgworkd.finished_jobs_other'::regclass
+                      AND NOT c.convalidated AND c.conname LIKE 'no_rows_of_%');
+BEGIN
+    IF v_name IS NOT NULL THEN
+        EXECUTE format('ALTER TABLE pgworkd.finished_jobs_other VALIDATE CONSTRAINT %I', v_name);
+    END IF;
 END $$;
 
 -- Drops the oldest day partition of finished_jobs that is wholly older than p_keep_days; returns
@@ -90,8 +174,7 @@ BEGIN
     v_other := ARRAY(
         SELECT f.id FROM finished_jobs_other f
         WHERE f.finished_at < clock() - make_interval(days => p_keep_days)
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'forget_rows' AND r.key = f.id::text AND r.until > clock())
+          AND NOT is_refused('forget_rows', f.id::text)
         ORDER BY f.finished_at LIMIT p_limit FOR UPDATE OF f SKIP LOCKED);
     -- with the instant, as the key of the history has it: else each id is looked for in every
     -- partition
@@ -100,24 +183,22 @@ BEGIN
                                       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
         FROM finished_jobs f
         WHERE f.keep_until < clock()
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'forget_rows' AND r.until > clock()
-                            AND r.key = f.id || ' ' || to_char(f.finished_at AT TIME ZONE 'UTC',
-                                    'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
+          AND NOT is_refused('forget_rows', f.id || ' ' || to_char(
+              f.finished_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
         ORDER BY f.keep_until LIMIT p_limit FOR UPDATE OF f SKIP LOCKED);
     v_audit := ARRAY(
         SELECT o.id FROM audit o
         WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'forget_rows' AND r.key = o.id::text AND r.until > clock())
+          AND NOT is_refused('forget_rows', o.id::text)
         ORDER BY o.at LIMIT p_limit FOR UPDATE OF o SKIP LOCKED);
     PERFORM in_parts('forget_rows', v_audit::text[], 'forget audit');
     -- what a token was is looked up in the audit; an expired or revoked one is refused anyway
-    DELETE FROM tokens t WHERE t.id = ANY (ARRAY(
+    PERFORM in_parts('forget_rows', ARRAY(
         SELECT o.id FROM tokens o
         WHERE least(o.revoked_at, o.expires_at)
               < clock() - make_interval(days => greatest(p_keep_days, 7))
-        ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED));
+          AND NOT is_refused('forget_rows', o.id)
+        ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget tokens');
     RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
         SELECT in_parts('forget_rows', v_other::text[], 'forget history of no day')
         UNION ALL
@@ -132,8 +213,7 @@ CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit 
 RETURNS TABLE (rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_ids  uuid[];
-    v_rows int;
+    v_ids uuid[];
 BEGIN
     rows_deleted := 0; dead_moved := 0;
     IF NOT pg_try_advisory_xact_lock(1886873445, 4) THEN
@@ -145,24 +225,22 @@ BEGIN
         SELECT b.id FROM batches b
         WHERE b.tree_finished_at < clock() - make_interval(days => p_keep_days)
           AND (b.dedupe_until IS NULL OR b.dedupe_until <= clock())
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'prune' AND r.key = b.id::text AND r.until > clock())
+          AND NOT is_refused('prune', b.id::text)
         LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
     SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
     FROM in_parts('prune', v_ids::text[], 'forget batches') AS p (gone);
-    DELETE FROM progress p WHERE p.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM progress o
+    v_ids := ARRAY(
+        SELECT o.job_id FROM progress o
         WHERE (SELECT j.attempts FROM jobs j
                WHERE j.id = o.job_id AND j.status = 'running') IS DISTINCT FROM o.attempt
-        LIMIT p_limit FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_rows = ROW_COUNT;
-    rows_deleted := rows_deleted + v_rows;
+          AND NOT is_refused('prune', o.job_id::text)
+        LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
+    FROM in_parts('prune', v_ids::text[], 'forget progress') AS p (gone);
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead'
                      AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
-                     AND NOT EXISTS (SELECT FROM refused_rows r
-                                     WHERE r.what = 'prune' AND r.key = j.id::text
-                                       AND r.until > clock())
+                     AND NOT is_refused('prune', j.id::text)
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     SELECT coalesce(sum(p.moved::int), 0) INTO dead_moved
     FROM in_parts('prune', v_ids::text[], 'archive the dead') AS p (moved);

@@ -99,6 +99,8 @@ BEGIN
                           ELSE 'pending' END::job_status,
             -- one that is due already keeps its place: the others in its line wait behind it
             run_at = CASE WHEN j.status = 'dead' THEN clock() ELSE least(j.run_at, clock()) END,
+            begun = CASE WHEN j.begun = 0 AND j.expires_at <= clock() THEN greatest(j.attempts, 1)
+                         ELSE j.begun END,  -- it runs, although it is late
             cancel_requested_at = NULL
         WHERE j.id = ANY (v_ids)
         RETURNING j.id, j.queue,
@@ -158,8 +160,8 @@ BEGIN
     END IF;
     SELECT * INTO v_old FROM jobs j WHERE j.id = p_id FOR UPDATE;
     v_status := coalesce(nullif(v_old.status::text, 'completed'),  -- such a row only keeps a key
-                         (SELECT f.status::text FROM finished_jobs f WHERE f.id = p_id LIMIT 1),
-                             v_old.status::text, 'unknown');
+                         (SELECT f.status::text FROM finished_of(ARRAY[p_id]) f LIMIT 1),
+                         v_old.status::text, 'unknown');
     IF v_status NOT IN ('blocked', 'pending', 'failed') THEN
         RAISE EXCEPTION 'job % is %, only a waiting job can be edited', p_id, v_status
             USING ERRCODE = 'PW002',

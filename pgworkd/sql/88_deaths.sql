@@ -89,7 +89,8 @@ END $$;
 CREATE OR REPLACE FUNCTION error_group(p_type text, p_message text) RETURNS uuid
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    RETURN md5(coalesce(p_type, '') || ': ' || error_pattern(p_message))::uuid;
+    RETURN left(encode(sha256(convert_to(coalesce(p_type, '') || ': ' || error_pattern(p_message),
+                                         'UTF8')), 'hex'), 32)::uuid;
 END $$;
 
 -- What a dead job's last attempt said, after its type: as the column `error`, which has no line
@@ -115,27 +116,43 @@ LANGUAGE sql VOLATILE AS $$
     ON CONFLICT (job_id, attempt) DO NOTHING
 $$;
 
--- Counts up to p_limit deaths that are new in their groups, and inserts an alert's job for each
--- group that a rule applies to: not muted, not of that rule's own jobs, and no alert of it within
--- cooldown_s. All in one transaction, so each death counts once, and each alert is made once.
--- Returns how many deaths there were; NULL: another session does it. Locks deaths with SKIP LOCKED,
--- then groups in order.
+-- Counts up to p_limit deaths that are new in their groups, and makes their alerts: see
+-- count_these(). Returns how many there were; NULL: another session does it. Locks deaths with SKIP
+-- LOCKED, then groups in order.
 CREATE OR REPLACE FUNCTION count_deaths(p_limit int DEFAULT 1000) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_keys text[];
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873445, 10) THEN
+        RETURN NULL;
+    END IF;
+    v_keys := ARRAY(
+        SELECT d.job_id || ' ' || d.attempt FROM deaths d
+        WHERE d.group_id IS NULL AND NOT is_refused('count_deaths', d.job_id || ' ' || d.attempt)
+        ORDER BY d.at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    RETURN (SELECT coalesce(sum(p.counted::int), 0)
+            FROM in_parts('count_deaths', v_keys, 'count deaths') AS p (counted));
+END $$;
+
+-- One part of count_deaths(): counts these deaths, "job attempt" of each, and inserts an alert's
+-- job for each group that a rule applies to: not muted, not of that rule's own jobs, and no alert
+-- of it within cooldown_s. All in one transaction, so each death counts once, and each alert is
+-- made once. Locks groups in order.
+CREATE OR REPLACE FUNCTION count_these(p_keys text[]) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_deaths int := 0;
     v_group  record;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(1886873445, 10) THEN
-        RETURN NULL;
-    END IF;
     FOR v_group IN
         WITH new AS MATERIALIZED (
             SELECT d.job_id, d.attempt, d.at, d.queue, d.kind, d.error_type, d.error,
                    error_group(d.error_type, d.error) AS error_group
-            FROM deaths d WHERE d.ctid = ANY (ARRAY(
-                SELECT o.ctid FROM deaths o WHERE o.group_id IS NULL ORDER BY o.at LIMIT p_limit
-                FOR UPDATE SKIP LOCKED))
+            FROM (SELECT split_part(k, ' ', 1)::uuid AS job_id,
+                         split_part(k, ' ', 2)::int AS attempt
+                  FROM unnest(p_keys) k) u
+            JOIN deaths d ON d.job_id = u.job_id AND d.attempt = u.attempt
         ), counted AS (
             INSERT INTO error_groups AS g (queue, kind, error_group, error_type, pattern, sample_id,
                                            deaths, first_at, last_at)
@@ -170,6 +187,9 @@ BEGIN
           AND (r.queue <> v_group.queue OR r.kind <> v_group.kind)
           AND coalesce(v_group.muted_until <= clock(), true);
     END LOOP;
+    IF v_deaths < cardinality(p_keys) THEN
+        PERFORM raise_kept();
+    END IF;
     RETURN v_deaths;
 END $$;
 

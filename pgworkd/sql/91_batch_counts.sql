@@ -62,6 +62,7 @@ DECLARE
     v_maybe     uuid[];                          -- may be finished
     v_failed    uuid[];                          -- have too many dead
     v_cancelled uuid[];
+    v_counted   int;
 BEGIN
     IF no_wait() THEN
         v_maybe := free_batches(v_batches);
@@ -100,11 +101,17 @@ BEGIN
         RETURNING b.id, b.completed + b.dead + b.cancelled >= b.added AS maybe, b.cancelled_at,
             b.dead > b.max_failures AS failed, b.finished_at
     )
-    SELECT array_agg(m.id) FILTER (WHERE m.maybe), array_agg(m.id)
-               FILTER (WHERE m.failed AND m.cancelled_at IS NULL),
-           array_agg(m.id) FILTER (WHERE m.cancelled_at IS NOT NULL)
-    INTO v_maybe, v_failed, v_cancelled
-    FROM moved m WHERE m.finished_at IS NULL;
+    SELECT array_agg(m.id) FILTER (WHERE m.finished_at IS NULL AND m.maybe),
+           array_agg(m.id)
+               FILTER (WHERE m.finished_at IS NULL AND m.failed AND m.cancelled_at IS NULL),
+           array_agg(m.id) FILTER (WHERE m.finished_at IS NULL AND m.cancelled_at IS NOT NULL),
+           count(*)
+    INTO v_maybe, v_failed, v_cancelled, v_counted
+    FROM moved m;
+    IF v_counted < cardinality(v_batches)
+       AND v_counted < (SELECT count(*) FROM batches b WHERE b.id = ANY (v_batches)) THEN
+        PERFORM raise_kept();
+    END IF;
     IF v_streams AND EXISTS (SELECT FROM unnest(p_ended) e WHERE e.payload IS NOT NULL) THEN
         v_failed := v_failed || stream(p_ended);
     END IF;
@@ -181,6 +188,7 @@ CREATE OR REPLACE FUNCTION fold(p_batches uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_ended ended_job[];
+    v_kept  boolean;
 BEGIN
     IF EXISTS (SELECT FROM pending_effects p WHERE p.batch_id = ANY (p_batches)) THEN
         WITH gone AS (
@@ -194,8 +202,8 @@ BEGIN
                               THEN (SELECT ROW(g.batch_id, 'completed', false, (g.ended).id, f.kind,
                                                coalesce(f.payload, '{}'), f.result,
                                                f.meta)::ended_job
-                                    FROM (SELECT) one LEFT JOIN finished_jobs f
-                                        ON f.id = (g.ended).id LIMIT 1)
+                                    FROM (SELECT) one
+                                    LEFT JOIN finished_of(ARRAY[(g.ended).id]) f ON true LIMIT 1)
                               ELSE g.ended END)
         INTO v_ended FROM gone g;
         PERFORM batch_ended(v_ended, false);
@@ -203,13 +211,21 @@ BEGIN
     WITH gone AS (
         DELETE FROM batch_additions a WHERE a.batch_id = ANY (p_batches)
             RETURNING a.batch_id, a.added, a.seals
+    ), added AS (
+        UPDATE batches b
+        SET added = b.added + n.added,
+            sealed_at = coalesce(b.sealed_at, CASE WHEN n.seals THEN clock() END)
+        FROM (SELECT g.batch_id, sum(g.added) AS added, bool_or(g.seals) AS seals FROM gone g
+              GROUP BY g.batch_id) n
+        WHERE b.id = n.batch_id
+        RETURNING b.id
     )
-    UPDATE batches b
-    SET added = b.added + n.added,
-        sealed_at = coalesce(b.sealed_at, CASE WHEN n.seals THEN clock() END)
-    FROM (SELECT g.batch_id, sum(g.added) AS added, bool_or(g.seals) AS seals FROM gone g
-          GROUP BY g.batch_id) n
-    WHERE b.id = n.batch_id;
+    SELECT EXISTS (SELECT FROM gone g JOIN batches b ON b.id = g.batch_id
+                   WHERE g.batch_id NOT IN (SELECT a.id FROM added a))
+    INTO v_kept;
+    IF v_kept THEN
+        PERFORM raise_kept();
+    END IF;
 END $$;
 
 -- Finishes those of these batches that are done, seals what they streamed into, cancels what a

@@ -64,6 +64,7 @@ CREATE OR REPLACE FUNCTION wait_less(p_jobs uuid[], p_ids uuid[], p_completed bo
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_wake text[];
+    v_kept boolean;
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
         RETURN;
@@ -83,49 +84,40 @@ BEGIN
         WHERE j.id = n.job_id AND j.waiting_on > 0
         RETURNING j.queue::text, j.status
     )
-    SELECT array_agg(DISTINCT m.queue) FILTER (WHERE m.status = 'pending') INTO v_wake FROM moved m;
+    SELECT array_agg(DISTINCT m.queue) FILTER (WHERE m.status = 'pending'),
+           count(*) < cardinality(p_jobs)
+    INTO v_wake, v_kept FROM moved m;
+    IF v_kept AND EXISTS (
+            SELECT FROM jobs j WHERE j.id = ANY (p_jobs) AND j.waiting_on > 0
+              AND (j.waiting_on > (SELECT count(*) FROM job_dependencies d WHERE d.job_id = j.id)
+                   OR EXISTS (SELECT FROM job_dependencies d
+                              WHERE d.job_id = j.id AND d.depends_on = ANY (p_ids)
+                                AND (p_completed OR d.on_failed_dependency = 'run')))) THEN
+        PERFORM raise_kept();
+    END IF;
     PERFORM wake(v_wake);
 END $$;
 
--- The day before the oldest of these jobs was created, by the time in their ids: what became of
--- them is not in older partitions of the history, unless a client's clock was wrong. NULL unless
--- all are uuids of version 7.
-CREATE OR REPLACE FUNCTION made_since(p_ids uuid[]) RETURNS timestamptz
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN bool_and(substr(i::text, 15, 1) = '7')
-                THEN to_timestamp(('x' || substr(replace(min(i::text), '-', ''), 1,
-                                                 12))::bit(48)::bigint / 1000.0) - interval '1 day'
-                                                     END
-    FROM unnest(p_ids) i
-$$;
-
--- What has become of jobs: their status, `discarded` for a dead one that ended, or `gone`. Reads
--- the partitions in which they can be, and all others only for those not found there. Planned anew
--- each time, so that only those partitions are locked. Locks nothing else.
+-- What has become of jobs: their status, `discarded` for a dead one that ended, or `gone`. Locks
+-- nothing; for the history see finished_of().
 CREATE OR REPLACE FUNCTION became_all(p_ids uuid[]) RETURNS TABLE (id uuid, status text)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_since timestamptz := made_since(p_ids);
-    v_rest  uuid[];
+    v_rest uuid[];
 BEGIN
     RETURN QUERY SELECT j.id, j.status::text FROM jobs j
         WHERE j.id = ANY (p_ids) AND j.status <> 'completed';
     v_rest := ARRAY(SELECT i FROM unnest(p_ids) i
                     EXCEPT SELECT j.id FROM jobs j WHERE j.id = ANY (p_ids)
                         AND j.status <> 'completed');
-    IF v_since IS NOT NULL AND cardinality(v_rest) > 0 THEN
-        RETURN QUERY SELECT f.id, CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
-                     FROM finished_jobs f WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since;
-        v_rest := ARRAY(SELECT i FROM unnest(v_rest) i
-                        EXCEPT SELECT f.id FROM finished_jobs f
-                            WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since);
-    END IF;
-    IF cardinality(v_rest) > 0 THEN
-        RETURN QUERY SELECT i,
-            coalesce((SELECT CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END
-                                         FROM finished_jobs f WHERE f.id = i LIMIT 1), 'gone')
-                     FROM unnest(v_rest) i;
+    IF v_rest <> '{}' THEN
+        RETURN QUERY
+        SELECT i, coalesce(CASE f.status WHEN 'dead' THEN 'discarded' ELSE f.status::text END,
+                           'gone')
+        FROM unnest(v_rest) i
+        LEFT JOIN (SELECT DISTINCT ON (e.id) e.id, e.status FROM finished_of(v_rest) e) f
+            ON f.id = i;
     END IF;
 END $$;
 
@@ -316,9 +308,7 @@ BEGIN
         SELECT j.id FROM job_dependencies d JOIN jobs j ON j.id = d.job_id
         WHERE (d.depends_on = ANY (v_ended.well) OR d.depends_on = ANY (v_ended.badly)
                AND d.on_failed_dependency = 'run') AND j.waiting_on > 0
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'mend_dependencies' AND r.key = j.id::text
-                            AND r.until > clock())
+          AND NOT is_refused('mend_dependencies', j.id::text)
         LIMIT p_limit FOR UPDATE OF j SKIP LOCKED) x);
     SELECT coalesce(sum(p.released::int), 0) INTO v_count
     FROM in_parts('mend_dependencies', v_jobs::text[], 'wait less',
@@ -334,9 +324,7 @@ BEGIN
             )
             SELECT a.id FROM doomed a) x JOIN jobs j ON j.id = x.id
         WHERE j.waiting_on > 0
-          AND NOT EXISTS (SELECT FROM refused_rows r
-                          WHERE r.what = 'mend_dependencies' AND r.key = j.id::text
-                            AND r.until > clock())
+          AND NOT is_refused('mend_dependencies', j.id::text)
         LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     SELECT v_count + coalesce(sum(p.archived::int), 0) INTO v_count
     FROM in_parts('mend_dependencies', v_jobs::text[], 'cancel dependents') AS p (archived);

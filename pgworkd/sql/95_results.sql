@@ -54,15 +54,13 @@ BEGIN
 END $$;
 
 -- What has become of jobs, wherever they are; without a row: unknown, or no longer in the history
--- (a queue with keep_s = 0 keeps no result). Reads partitions of the history as became_all().
--- Locks nothing.
+-- (a queue with keep_s = 0 keeps no result). Locks nothing; for the history see finished_of().
 CREATE OR REPLACE FUNCTION result_of(p_jobs uuid[])
 RETURNS TABLE (id uuid, status text, result jsonb, error text, finished_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
-    v_since timestamptz := made_since(p_jobs);
-    v_rest  uuid[];
+    v_rest uuid[];
 BEGIN
     RETURN QUERY SELECT j.id, j.status::text, NULL::jsonb, j.error::text, NULL::timestamptz
         FROM jobs j
@@ -70,17 +68,28 @@ BEGIN
     v_rest := ARRAY(SELECT i FROM unnest(p_jobs) i
                     EXCEPT SELECT j.id FROM jobs j WHERE j.id = ANY (p_jobs)
                         AND j.status <> 'completed');
-    IF v_since IS NOT NULL AND cardinality(v_rest) > 0 THEN
-        RETURN QUERY SELECT f.id, f.status::text, f.result::jsonb, f.error::text,
-            f.finished_at::timestamptz
-                     FROM finished_jobs f WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since;
-        v_rest := ARRAY(SELECT i FROM unnest(v_rest) i
-                        EXCEPT SELECT f.id FROM finished_jobs f
-                            WHERE f.id = ANY (v_rest) AND f.finished_at >= v_since);
+    IF v_rest <> '{}' THEN
+        RETURN QUERY SELECT f.id, f.status::text, f.result::jsonb, f.error, f.finished_at
+                     FROM finished_of(v_rest) f;
     END IF;
-    IF cardinality(v_rest) > 0 THEN
-        RETURN QUERY SELECT f.id, f.status::text, f.result::jsonb, f.error::text,
-            f.finished_at::timestamptz FROM finished_jobs f WHERE f.id = ANY (v_rest);
+END $$;
+
+-- Their rows of all_jobs. The view itself, asked for an id, locks every day of the history. Locks
+-- nothing; for the history see finished_of().
+CREATE OR REPLACE FUNCTION jobs_of(p_jobs uuid[]) RETURNS SETOF all_jobs
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_rest uuid[];
+    v_at   timestamptz[];
+BEGIN
+    RETURN QUERY SELECT a.* FROM all_jobs a WHERE a.id = ANY (p_jobs) AND a.finished_at IS NULL;
+    v_rest := ARRAY(SELECT i FROM unnest(p_jobs) i
+                    EXCEPT SELECT j.id FROM jobs j WHERE j.id = ANY (p_jobs)
+                        AND j.status <> 'completed');
+    v_at := ARRAY(SELECT f.finished_at FROM finished_of(v_rest) f);
+    IF v_at <> '{}' THEN
+        RETURN QUERY SELECT a.* FROM all_jobs a
+                     WHERE a.id = ANY (v_rest) AND a.finished_at = ANY (v_at);
     END IF;
 END $$;
 

@@ -8,6 +8,7 @@
 -- hash     settles: the primary key at the given ids, hashed against the arrays; see 60_settle.sql
 -- by_...   by index, otherwise as the planner decides; _once: by one generic plan
 -- days     of the history: for 200 ms at most, in UTC
+-- patterns has regular expressions, whose backslashes mean themselves
 -- plain    reads or changes a few rows by key
 -- single   reads a whole table, and leaves the other cores to others
 -- inline   a single expression that becomes part of its caller's plan: a function with settings or
@@ -21,6 +22,8 @@
 DO $$
 DECLARE
     v_function record;
+    v_done     oid[] := '{}';
+    v_left     text;
 BEGIN
     FOR v_function IN
         WITH bundles (bundle, settings) AS (VALUES
@@ -46,31 +49,33 @@ BEGIN
                 enable_hashjoin=off enable_mergejoin=off jit=off'),
             ('hash', 'enable_seqscan=off enable_bitmapscan=off enable_nestloop=off
                 enable_mergejoin=off jit=off work_mem=64MB plan_cache_mode=force_generic_plan'),
-            ('days', 'lock_timeout=200ms TimeZone=UTC')
+            ('days', 'lock_timeout=200ms TimeZone=UTC default_table_access_method=heap'),
+            ('patterns', 'standard_conforming_strings=on')
         ), functions (bundle, names) AS (VALUES
             ('inline', '
-                add_error became burst clock clock_after_waiting deadline histogram_bounds in_time
-                is_awaited is_ours is_within key_is_free lock_queue new_id no_wait notify_pools
-                rule_of waits_keyed waits_plain waits_suspect'),
+                add_error became burst clock clock_after_waiting deadline defers histogram_bounds
+                in_time is_awaited is_careful is_no_rows_fault is_ours is_within key_is_free
+                lock_queue made_at new_id no_wait notify_pools rule_of waits_keyed waits_plain
+                waits_suspect'),
             ('plain', '
                 abandon add_jobs add_occurrences append_minutes apply_frees ask_worker
-                batch_created batch_moved batch_tree cancel check_callback complete_own
-                count_deaths declare_alerts declare_rules declare_schedules declarer
-                dependencies_added differing
-                disable_endpoint discard do_part done_of drop_pool edit enable_endpoint
-                enable_schedule ensure_schedules error_group error_message error_pattern expire
-                expire_jobs expire_these fail_schedule first_run_at follow forget_deaths had_time
-                heartbeat hold_queues in_parts job_added jobs_inserted keep_keys key_allowance
-                key_has_room keyed_behind kinds_elsewhere known_pools live_gateways lock_queues
-                lock_trees_of made_since make_alert mend_sequences missed_since mute_errors
-                next_priority note_deaths note_endpoint of_key overdue_jobs pause_endpoint
-                percentile places_after promote_lines put_off put_schedule queue_dated
-                queue_rerouted queues_audit queues_changed rate_allowance rates_follow register
-                remove_endpoint remove_schedule report_refused rescue rescue_jobs
-                restore_occurrences retire_schedules retry retry_delay_s roll_up run_schedule
-                schedule_changed schedule_ended schedules_audit schedules_notify set_endpoint
-                set_no_wait set_pool set_queue sign_off spend spent_until standing_worker starts
-                sum_minutes thin_samples wake who worker_ended'),
+                batch_created batch_moved batch_tree cancel carefully check_callback check_settled
+                complete_own count_deaths count_these declare_alerts declare_rules
+                declare_schedules declarer deferred dependencies_added differing disable_endpoint
+                discard do_part done_of drop_pool edit enable_endpoint enable_schedule
+                ensure_schedules error_group error_message expire expire_jobs expire_these
+                fail_schedule first_run_at follow forget_deaths had_time heartbeat hold_queues
+                in_parts job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
+                kinds_elsewhere known_pools live_gateways lock_queues lock_trees_of make_alert
+                mend_sequences missed_since mute_errors next_priority note_deaths note_endpoint
+                of_key overdue_jobs pause_endpoint percentile places_after promote_lines put_off
+                put_schedule queue_dated queue_rerouted queues_audit queues_changed raise_kept
+                rate_allowance rates_follow refuse refuse_claims register remove_endpoint
+                remove_schedule report_refused rescue rescue_jobs restore_occurrences
+                retire_schedules retry retry_delay_s roll_up run_schedule schedule_changed
+                schedule_ended schedules_audit schedules_notify set_endpoint set_no_wait set_pool
+                set_queue sign_off spend spent_until standing_worker starts sum_minutes
+                thin_samples try_to_claim wake who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '
@@ -84,15 +89,15 @@ BEGIN
             ('by_index_no_jit', '
                 apply_effects'),
             ('by_index_once', '
-                after_ended archive'),
+                after_ended archive is_refused'),
             ('by_index_no_jit_once', '
                 wanted'),
             ('walk', '
                 check_dependencies depend fail_overdue forget_rates free_batches lock_trees
-                next_due notify_waiters pass_on payloads promote running_in running_of stuck_lines
-                unlocked with_below'),
+                next_due notify_waiters pass_on payloads promote running_in running_of
+                stuck_lines unlocked with_below'),
             ('walk_replanned', '
-                became_all matching result_of'),
+                became_all finished_of jobs_of matching result_of'),
             ('walk_unsorted', '
                 by_turn claim claim_for depth due_keys in_order kinds_waiting next_keys pick
                 pick_suspect'),
@@ -105,20 +110,25 @@ BEGIN
             ('hash', '
                 settle_completed settle_ended settle_failed settle_released'),
             ('days', '
-                drop_partition ensure_partitions prune')
+                days_ruled_out drop_partition ensure_partitions prune rule_out_days validate_days'),
+            ('patterns', '
+                error_pattern')
         ), owners (names) AS (VALUES ('
                 add_jobs additions_checked await_results batch_sealed create_batch depend
                 dependencies_added drop_partition enqueue enqueue_once ensure_partitions
                 forget_rows job_added
-                jobs_inserted jobs_key_wanted seal_batch stream_created')
+                jobs_inserted jobs_key_wanted rule_out_days seal_batch stream_created
+                validate_days')
         )
-        SELECT p.oid::regprocedure AS signature, b.settings,
+        SELECT p.oid, p.oid::regprocedure AS signature, b.settings,
                p.proname = ANY (regexp_split_to_array(o.names, '\s+')) AS is_owners
-        FROM owners o, functions f JOIN bundles b ON b.bundle = f.bundle
+        FROM owners o, functions f LEFT JOIN bundles b ON b.bundle = f.bundle
         JOIN pg_proc p ON p.pronamespace = 'pgworkd'::regnamespace
                       AND p.proname = ANY (regexp_split_to_array(f.names, '\s+'))
-        ORDER BY p.proname
+        WHERE b.bundle IS NOT NULL OR f.bundle = 'inline' ORDER BY p.proname
     LOOP
+        v_done := v_done || v_function.oid;
+        CONTINUE WHEN v_function.settings IS NULL;
         EXECUTE format('ALTER FUNCTION %s SET search_path = %s, pg_temp %s', v_function.signature,
                        CASE WHEN v_function.is_owners THEN 'pg_catalog, pgworkd'
                             ELSE 'pgworkd, pg_catalog' END,
@@ -128,4 +138,12 @@ BEGIN
             EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', v_function.signature);
         END IF;
     END LOOP;
+    SELECT string_agg(p.oid::regprocedure::text, ', ') INTO v_left FROM pg_proc p
+    WHERE p.pronamespace = 'pgworkd'::regnamespace AND p.oid <> ALL (v_done)
+      AND p.xmin = pg_current_xact_id()::xid;  -- made by this script
+    IF v_left IS NOT NULL OR cardinality(v_done) = 0 THEN
+        RAISE EXCEPTION 'these functions have no entry in 98_plans.sql: %', coalesce(v_left, 'all')
+            USING ERRCODE = 'XX000', HINT = 'Without one they would run with the plans, and by the '
+                                            'search_path, of any caller.';
+    END IF;
 END $$;

@@ -111,7 +111,7 @@ GRANT SELECT (name, mode, timeout_s, callback_timeout_s, secret_name, unsigned, 
 GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint TO {gateway};
 GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgworkd.enable_endpoint, pgworkd.hold_queues,
     pgworkd.note_endpoint TO {worker};
-GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.made_since, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools,
+GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups, pgworkd.rule_of
     TO {worker}, {reader};
 
@@ -137,14 +137,15 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.live_gateways, pgworkd.had_time, pgworkd.standing_worker, pgworkd.heartbeats, pgworkd.abandon, pgworkd.ask_worker,
     pgworkd.claim_for, pgworkd.deadline, pgworkd.hand_over, pgworkd.fenced, pgworkd.extend, pgworkd.fail_overdue, pgworkd.overdue_jobs, pgworkd.retry_delay_s,
-    pgworkd.claim, pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at, pgworkd.in_time,
+    pgworkd.claim, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,
+    pgworkd.is_within, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at, pgworkd.in_time,
     pgworkd.no_wait, pgworkd.set_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.pick_suspect, pgworkd.starts, pgworkd.keyed_behind,
     pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys, pgworkd.kinds_waiting,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,
     pgworkd.promote,
-    pgworkd.settle_completed, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
+    pgworkd.settle_completed, pgworkd.check_settled, pgworkd.defers, pgworkd.deferred, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
     pgworkd.keep_keys, pgworkd.after_ended, pgworkd.archive, pgworkd.add_error,
     pgworkd.declare_rules, pgworkd.declarer, pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
@@ -152,12 +153,12 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.in_parts, pgworkd.do_part, pgworkd.report_refused, pgworkd.rescue_jobs, pgworkd.expire_these, pgworkd.promote_lines,
     pgworkd.mend_these, pgworkd.apply_ends, pgworkd.apply_frees, pgworkd.restore_occurrences,
     pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.forget_rates, pgworkd.ensure_partitions,
-    pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
+    pgworkd.days_ruled_out, pgworkd.rule_out_days, pgworkd.validate_days, pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
     pgworkd.edit, pgworkd.free_key, pgworkd.free_batch_key, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
     pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.notify_waiters, pgworkd.report_progress,
-    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.make_alert, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
+    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.make_alert, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
     TO {worker};
 COMMIT;

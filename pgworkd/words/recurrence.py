@@ -27,14 +27,17 @@ Missed = Literal["skip", "once", "all"]
 ALIASES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
     "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
 }
 EVERY_S_MAX = 366 * 86_400
 MISSED_GRACE_S = 60.0
 """An occurrence due at most this many seconds before workers began to serve its queue is late, not missed."""
 _CRON_TEXT = re.compile(r"[ -~]{0,200}")
+_RANGE_WITH_STEP = re.compile(r"\b(\w+)-(\w+)/0*[1-9]\d*\b")
 # Excludes the host's names for its own zone, and the zones that count leap seconds.
 _ZONE_NAME = re.compile(r"(?!(posix|right)/|(localtime|posixrules)$)[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,9 +51,10 @@ class Recurrence:
 
     `cron` has 5 fields (minute, hour, day of month, month, day of week) or 6 with seconds first.
     `every_s` is 1 second to 366 days, counted from the Unix epoch: 7 means the multiples of 7 s.
-    `timezone` is an IANA name. `missed` determines which occurrences missed during an outage `follow` returns; with
-    'skip', a waiting one is skipped as well if it was due more than `missed_grace_s` seconds before workers began to
-    serve its queue. Occurrences are whole seconds from 1970 to the end of 2199. Raises BadSchedule for invalid values.
+    `timezone` is an IANA name, UTC with an interval. `missed` determines which occurrences missed during an outage
+    `follow` returns; with 'skip', a waiting one is skipped as well if it was due more than `missed_grace_s` seconds
+    before workers began to serve its queue. Occurrences are whole seconds from 1970 to the end of 2199. Raises
+    BadSchedule for invalid values.
     """
 
     cron: str | None
@@ -74,6 +78,11 @@ class Recurrence:
             self.next_after(datetime(2000, 1, 1, tzinfo=UTC))
         elif type(self.every_s) is not int or not 1 <= self.every_s <= EVERY_S_MAX:
             raise BadSchedule(f"every_s: give whole seconds from 1 to {EVERY_S_MAX} (366 days)")
+        elif self.timezone != "UTC":
+            raise BadSchedule(
+                f"timezone {self.timezone!r}: an interval counts from 1970 in UTC; give a cron expression, "
+                "such as '0 0 * * *' for every midnight there"
+            )
 
     @classmethod
     def parse(
@@ -142,7 +151,7 @@ def _walk_wall(cron: str, zone: ZoneInfo, bound: datetime, step: timedelta) -> I
     local = (bound - step).astimezone(zone)
     # In the second pass of a repeated hour the clock has shown later times than now: backwards, include them.
     offset = (local.replace(fold=0) if backwards else local).utcoffset() or timedelta(0)
-    for wall in CronSim(cron, (bound - step + offset).replace(tzinfo=None), reverse=backwards):
+    for wall in _matching(cron, (bound - step + offset).replace(tzinfo=None), backwards=backwards):
         occurrence = wall.replace(tzinfo=zone).astimezone(UTC)
         if occurrence.astimezone(zone).replace(tzinfo=None) != wall:
             # In a gap: fold=0 uses the offset before the change, and fold=1 the one after it.
@@ -159,7 +168,7 @@ def _walk_real_time(cron: str, zone: ZoneInfo, here: datetime, step: timedelta) 
         # Between two changes of the offset, wall time is real time shifted: match there, stop at the change.
         # The wall time is passed as if it were UTC, which cronsim does not convert.
         offset = _offset(here, zone)
-        if (due := next(CronSim(cron, here - step + offset, reverse=step < timedelta(0)), None)) is None:
+        if (due := next(_matching(cron, here - step + offset, backwards=step < timedelta(0)), None)) is None:
             return
         if (change := _offset_change(zone, here, due - offset)) is None:
             yield due - offset
@@ -190,11 +199,21 @@ def _utc(instant: datetime) -> datetime:
     return min(max(instant, _EPOCH - _SECOND), _END).astimezone(UTC).replace(microsecond=0)
 
 
+def _matching(cron: str, start: datetime, *, backwards: bool = False) -> CronSim:
+    """The wall times that match. Of a range with a step that is one value, as Vixie's cron: not from there on."""
+    cron = _RANGE_WITH_STEP.sub(lambda found: found[1] if _is_one(found[1], found[2]) else found[0], cron)
+    return CronSim(cron, start, reverse=backwards)
+
+
+def _is_one(first: str, last: str) -> bool:
+    return first.lower().lstrip("0") == last.lower().lstrip("0")
+
+
 def _check_cron(cron: str) -> None:
     try:
         if not _CRON_TEXT.fullmatch(cron):
             raise CronSimError("Not 200 characters or fewer of printable ASCII")
-        CronSim(cron, _EPOCH)
+        _matching(cron, _EPOCH)
     except (TypeError, CronSimError) as error:
         remedy = "give 5 fields (minute hour day month weekday), or 6 with seconds first, such as '0 7 * * *'"
         raise BadSchedule(f"cron {str(cron)[:60]!r}: {str(error).lower()}; {remedy}") from None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
+SESSIONS_MIN = 5
+"""Sessions of the database that a daemon always has: listen, claim, settle, maintenance, lease."""
+
 
 class Registration(int):
     """A worker's id that carries the token of its registration."""

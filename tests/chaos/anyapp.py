@@ -91,7 +91,7 @@ def register(app: App, queues: list[Queue]) -> App:
 
 
 def app_of_run() -> App:
-    """The application that CHAOS_APP names; without it, that of `workload` alone. CHAOS_RELEASE: which release of it."""
+    """The application of CHAOS_APP (without it: that of `workload` alone), in the release of CHAOS_RELEASE."""
     seed = os.environ.get(SEED)
     app = workload.app if seed is None else register(workload.app, application(int(seed)))
     if os.environ.get(RELEASE) == "old":

@@ -55,9 +55,7 @@ class Member:
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], proxy: Proxy, gateway: Gateway | None = None
     ) -> None:
-        self.name = name
-        self.process = process
-        self.proxy = proxy
+        self.name, self.process, self.proxy = name, process, proxy
         self.gateway = gateway
         self.expected: int | None = None
         """The expected exit code; None: any, and the daemon is started again."""

@@ -23,6 +23,7 @@ from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_push import BUGS as PUSH
 from tests.chaos.planted_releases import BUGS as RELEASES
 from tests.chaos.planted_remote import BUGS as REMOTE
+from tests.chaos.planted_rows import BUGS as ROWS
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_signals import BUGS as SIGNALS
 from tests.chaos.planted_sizes import BUGS as SIZES
@@ -46,6 +47,7 @@ BUGS = (
     *BLOCKED,
     *CLAIMS,
     *DBA,
+    *ROWS,
     *RUNS,
     *FLEET,
     *LOCKS,
@@ -75,10 +77,10 @@ BUGS = (
     ),
     sql(
         "claim by IN (SELECT ... LIMIT ... SKIP LOCKED)",
-        "WHERE j.ctid = ANY (v_rows)\n        RETURNING j.id, coalesce(j.kind",
+        "WHERE j.ctid = ANY (v_rows)\n        RETURNING CASE",
         "WHERE j.id IN (SELECT i.id FROM jobs i WHERE i.queue = p_queue AND i.status IN ('pending', 'failed')"
         " AND i.run_at <= v_now ORDER BY i.priority DESC, i.run_at LIMIT cardinality(v_rows) FOR UPDATE SKIP LOCKED)\n"
-        "        RETURNING j.id, coalesce(j.kind",
+        "        RETURNING CASE",
         tests="tests/sql/test_claim.py",
     ),
     sql(

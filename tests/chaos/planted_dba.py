@@ -51,8 +51,8 @@ BUGS = (
     python(
         "the role's transaction timeout ends our transactions",
         "database/session",
-        "    return query + _NO_LIMIT if connection",
-        "    return query if connection",
+        "    limit = _NO_LIMIT if connection",
+        '    limit = "" if connection',
         tests="tests/sweeps/test_hostile_settings.py",
     ),
     sql(
@@ -62,15 +62,15 @@ BUGS = (
         tests="tests/sql/test_fence.py tests/engine/test_dba.py",
     ),
     sql(
-        "looking up a result scans the whole history",
-        "    v_since timestamptz := made_since(p_jobs);\n",
-        "    v_since timestamptz;\n",
-        tests="tests/sql/test_dependency_history.py",
+        "looking up an id locks every day of the history",
+        "    IF v_to < v_from + interval '10 days' THEN\n",
+        "    IF false THEN\n",
+        tests="tests/sql/test_history_locks.py",
     ),
     sql(
-        "looking up a finished dependency scans the whole history",
-        "    v_since timestamptz := made_since(p_ids);\n",
-        "    v_since timestamptz;\n",
-        tests="tests/sql/test_dependency_history.py",
+        "an id of another day is looked for in all days at once",
+        "    v_step constant int := 16;\n",
+        "    v_step constant int := 9999;\n",
+        tests="tests/sql/test_history_locks.py",
     ),
 )

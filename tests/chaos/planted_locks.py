@@ -26,7 +26,7 @@ BUGS = (
     python(
         "locked rows are treated as stale",
         "engine/settle/settler",
-        "        if not missing or not self._how:\n",
+        '        if not missing or not self._how.get("skip_locked"):\n',
         "        if missing is not None:\n",
         tests=_LOCKED,
     ),
@@ -68,8 +68,8 @@ BUGS = (
     ),
     sql(
         "a rescue waits for locked rows",
-        "r.until > v_now)\n                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY",
-        "r.until > v_now)\n                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY",
+        "j.id::text)\n                   LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);\n    RETURN QUERY",
+        "j.id::text)\n                   LIMIT p_limit FOR UPDATE OF j);\n    RETURN QUERY",
         tests=f"tests/sql/test_rescue.py {_OPEN}",
     ),
     python(

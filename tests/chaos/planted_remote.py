@@ -144,8 +144,8 @@ BUGS = (
     ),
     sql(
         "enqueue_once() looks at live jobs only",
-        "FROM finished_jobs f WHERE f.id = p_id LIMIT 1;",
-        "FROM finished_jobs f WHERE false LIMIT 1;",
+        "FROM finished_of(ARRAY[p_id]) f LIMIT 1;",
+        "FROM finished_jobs f WHERE false;",
         tests=_ONCE,
     ),
     sql(

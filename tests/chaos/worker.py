@@ -22,8 +22,8 @@ from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
-from pgworkd.engine.run import unknown_kinds
 from pgworkd.engine.life.kill_timer import KillTimer
+from pgworkd.engine.run import unknown_kinds
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.remote_daemon.store import GatewayStore
 from pgworkd.words import events, log

@@ -266,3 +266,18 @@ async def test_an_outage_longer_than_the_lease_makes_no_worker_lost(dsn: str, db
         assert seen.all(events.JOB_LOST) + seen_two.all(events.JOB_LOST) == []
     assert await db.fetchval("SELECT max(failures) FROM pgworkd.finished_jobs") == 0
     assert ended == []
+
+
+async def test_maintenance_that_has_asked_nothing_reports_no_recovery(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """Without a lease some of its tasks do nothing, and return at once, while nothing answers."""
+    async with Proxy(dsn) as proxy, daemon_of(Sleepers().app, proxy.dsn, []) as (daemon, seen):
+        proxy.mode = "hold"
+        await seen.wait(events.DATABASE_UNAVAILABLE, part="rescue")
+        await seen.wait(events.LEASE_FENCED)
+        done = daemon.tallies.maintenance_s["rescue"].counts
+        before = sum(done)
+        await until(lambda: sum(done) > before + 2)
+        assert seen.all(events.DATABASE_RECOVERED) == []
+        proxy.mode = "pass"
+        await seen.wait(events.DATABASE_RECOVERED, part="rescue")
+    assert [each["part"] for each in seen.all(events.DATABASE_RECOVERED)].count("rescue") == 1

@@ -10,6 +10,7 @@ import anyio.lowlevel
 import asyncpg
 
 from pgworkd import App
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words import events
 from tests.kits.daemon import insert, running, until, waits_for_status
@@ -75,3 +76,38 @@ async def test_a_queue_retention_beyond_the_partitions_is_reported_once(dsn: str
         job_id = await insert(db, "q")
         await until(waits_for_status(db, job_id, "completed"))
     assert len(seen.all(events.RETENTION_CUT)) == 2
+
+
+MANY = """
+    INSERT INTO pgworkd.finished_jobs (id, finished_at, run_at, created_at, status, priority, attempts, failures, queue,
+                                       payload, errors)
+    SELECT gen_random_uuid(), now() - interval '30 days' - n * interval '1 s', now(), now(), 'completed', 0, 1, 0, 'q',
+           '{}', '[]'
+    FROM generate_series(1, 1500000) n"""
+"""To read them takes longer than a command may; to read them for each of eight days far longer than a settle."""
+DAYS_OF_OURS = """SELECT c.oid::regclass FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relname <> 'finished_jobs_other'"""
+
+
+async def test_a_restored_history_of_no_day_delays_neither_start_nor_settles(
+    dsn: str, db: asyncpg.Connection[Any]
+) -> None:
+    """As after a data-only restore: all of it is in the default partition, and no day is there."""
+    for row in await db.fetch(DAYS_OF_OURS):
+        await db.execute(f"DROP TABLE {row[0]}")
+    await db.execute("ALTER TABLE pgworkd.finished_jobs_other SET (autovacuum_enabled = off)")
+    await db.execute(MANY)
+    options = ConnectionOptions(dsn, connect_timeout_s=5, command_timeout_s=0.3)
+    began, periods = time.monotonic(), Periods(partitions_s=0.1, prune_s=3600.0)
+    async with running(app_of(), dsn, periods=periods, connection=options) as (_, seen):
+        assert time.monotonic() - began < 5
+        longest, n = 0.0, 0
+        while len(await db.fetch(DAYS_OF_OURS)) < 6 or n < 20:  # from the day after tomorrow on
+            n += 1
+            started = time.monotonic()
+            await insert(db, "q")
+            await seen.wait(events.JOB_COMPLETED, n)
+            longest = max(longest, time.monotonic() - started)
+        assert longest < SETTLE_S
+    for fault in (events.MAINTENANCE_FAILED, events.DATABASE_UNAVAILABLE, events.OUTCOMES_DELAYED):
+        assert seen.all(fault) == []

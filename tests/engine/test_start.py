@@ -17,6 +17,7 @@ from pgworkd.database.schema import VERSION
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events
+from pgworkd.words.registration import SESSIONS_MIN
 from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 from tests.kits.schema import plain_user
@@ -120,6 +121,31 @@ async def test_the_daemon_starts_when_the_server_accepts_connections_again(
             assert (await seen.wait(events.DATABASE_RECOVERED, part="start"))["outage_s"] > 0
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
             daemon.request_stop()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+async def test_a_daemon_is_not_ready_without_the_sessions_it_serves_with(
+    dsn: str, db: asyncpg.Connection[Any], limit: int
+) -> None:
+    """Else it would claim, and could settle nothing."""
+    async with plain_user(dsn, db) as user_dsn:
+        role = urlsplit(user_dsn).username
+        await db.execute(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
+        seen = Recorder()
+        daemon = Daemon(app_of_one(), quick_options(user_dsn))
+        daemon.events.listen(seen)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(daemon.run)
+            outage = await seen.wait(events.DATABASE_UNAVAILABLE)
+            assert "too many connections for role" in outage["error"]
+            assert f"it needs {SESSIONS_MIN} sessions, and has {limit}; raise the limit" in outage["error"]
+            assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
+            assert seen.all(events.DAEMON_READY) == []
+            await db.execute(f"ALTER ROLE {role} CONNECTION LIMIT {SESSIONS_MIN}")
+            await seen.wait(events.DAEMON_READY)
+            await until(waits_for_status(db, await insert(db, "q"), "completed"))
+            daemon.request_stop()
+        assert seen.all(events.DATABASE_UNAVAILABLE, part="claims") == []
 
 
 async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -115,6 +115,43 @@ async def test_one_settle_that_cannot_be_stored_harms_no_other(dsn: str, db: Db,
         assert {told["status"] for told in answer if told["problem"] is None} == {expected}
 
 
+@pytest.mark.parametrize("body", ["RAISE EXCEPTION 'not this one';", "RETURN NULL;"])
+async def test_one_worker_whose_lease_cannot_be_renewed_costs_no_other_its_lease(dsn: str, db: Db, body: str) -> None:
+    """Beats are sent together."""
+    async with calling(dsn, workers=True) as call:
+        workers = [await registered(call, name="bad" if number == 3 else "good") for number in range(8)]
+        await db.execute("UPDATE pgworkd.workers SET lease_until = now() + interval '5 s' WHERE kind = 'remote'")
+        await db.execute(
+            f"""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF OLD.name = 'bad' THEN {body} END IF; RETURN NEW; END $$;
+            CREATE TRIGGER refuse BEFORE UPDATE ON pgworkd.workers FOR EACH ROW EXECUTE FUNCTION refuse()"""
+        )
+        paths = [(f"/v1/workers/{worker.id}/beat", worker.headers) for worker in workers]
+        async with asyncio.timeout(10):
+            beats = (call("POST", path, {"assignments": []}, headers=headers) for path, headers in paths)
+            codes = [answer.status_code for answer in await asyncio.gather(*beats)]
+        assert [number for number, code in enumerate(codes) if code != 200] == [3]
+        late = "SELECT count(*) FROM pgworkd.workers WHERE name = 'good' AND lease_until < now() + interval '6 s'"
+        assert await db.fetchval(late) == 0
+        await db.execute("DROP TRIGGER refuse ON pgworkd.workers")
+        await workers[3].beat()
+
+
+async def test_progress_that_is_refused_costs_no_lease(dsn: str, db: Db) -> None:
+    await insert(db, 2)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        one, other = await worker.claim(most=2)
+        await db.execute(
+            "ALTER TABLE pgworkd.progress ADD CONSTRAINT theirs CHECK (message <> 'bad');"
+            "UPDATE pgworkd.workers SET lease_until = now() + interval '5 s' WHERE kind = 'remote'"
+        )
+        report = {"progress": [{"assignment": one["assignment"], "done": 0.5, "message": "bad"}]}
+        assert (await worker.beat(one, other, **report))["gone"] == []
+        sql = "SELECT lease_until > now() + interval '6 s' FROM pgworkd.workers WHERE kind = 'remote'"
+        assert await db.fetchval(sql)
+
+
 async def test_a_locked_job_holds_up_no_other_that_is_settled_with_new_jobs(dsn: str, db: Db) -> None:
     locked, *_ = await insert(db, 4)
     async with calling(dsn, workers=True) as call, asyncio.TaskGroup() as tasks:

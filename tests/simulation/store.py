@@ -43,6 +43,12 @@ class SimulatedStore:
         self._settles, self._rest, self._looks = (SimulatedLink(network) for _ in range(3))
         self._claims = collections.defaultdict[str, SimulatedLink](lambda: SimulatedLink(network))  # each may be slow
         self.listener, self.signals = SimulatedListener(network), signals
+        self._answers = 0
+
+    @property
+    def answers(self) -> int:
+        self._answers += 1
+        return self._answers
 
     async def verify(self) -> None:
         """The simulated schema is always current."""
@@ -157,7 +163,7 @@ class SimulatedStore:
     async def apply_effects(self, limit: int = 1000) -> int:
         return 0
 
-    unblock = ensure_partitions = apply_effects
+    unblock = ensure_partitions = ensure_today = open_sessions = apply_effects
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:
         return 0, 0

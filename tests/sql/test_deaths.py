@@ -13,7 +13,7 @@ import pytest
 from tests.kits.alerts import count, dead, die, group_of, mute
 from tests.kits.batches import add, batch, run
 from tests.kits.schema import Roles, denied
-from tests.kits.sessions import refuse
+from tests.kits.sessions import refuse, refused_rows
 from tests.kits.verbs import T0, Db, at, claim_ids, clock, fail, insert_running, rescue, retry, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -221,13 +221,15 @@ async def test_five_thousand_groups_are_counted_and_listed_in_seconds(db: Db) ->
 
 
 async def test_a_row_that_refuses_keeps_its_death_for_later(db: Db) -> None:
-    """A trigger of the owner's refuses the change: the step fails as a whole, and nothing is half counted."""
+    """A trigger of the owner's refuses the change: nothing is half counted, and the others are."""
     (job_id,) = await die(db, "it broke")
+    await die(db, "it broke")
     await refuse(db, job_id, table="deaths", column="job_id")
-    with pytest.raises(Exception, match="this one stays as it is"):
-        await count(db)
-    await db.execute("DELETE FROM public.kept")
     assert await count(db) == 1
+    assert await refused_rows(db) == {"count_deaths": {f"{job_id} 1"}}
+    await db.execute("DELETE FROM public.kept; DELETE FROM pgworkd.refused_rows")
+    assert await count(db) == 1
+    assert await db.fetchval("SELECT deaths FROM pgworkd.error_groups") == 2
 
 
 async def test_a_worker_may_count_and_mute_and_a_reader_may_look(db: Db, roles: Roles) -> None:

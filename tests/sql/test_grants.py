@@ -24,7 +24,8 @@ FUNCTIONS = {
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id seal_batch",
     "worker reader": """
         rule_of
-        batch_results batch_tree became became_all depth known_pools made_since next_priority result_of waits_keyed
+        batch_results batch_tree became became_all depth finished_of jobs_of known_pools made_at next_priority result_of
+        waits_keyed
         waits_plain waits_suspect with_below
         histogram_bounds percentile throughput error_message error_pattern error_group dead_groups
     """,
@@ -45,18 +46,21 @@ FUNCTIONS = {
         promote prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
-        sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths make_alert mute_errors
-        declare_alerts forget_deaths
+        sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these make_alert
+        mute_errors declare_alerts forget_deaths days_ruled_out rule_out_days validate_days
         live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for deadline hand_over fenced extend
         fail_overdue overdue_jobs retry_delay_s
         pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint
+        raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims try_to_claim defers deferred
+        check_settled
     """,
     "gateway": "set_endpoint remove_endpoint",
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
 add_jobs additions_checked await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue
-enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted seal_batch stream_created
+enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days seal_batch
+stream_created validate_days
 """
 """SECURITY DEFINER: one more of them needs a reason."""
 S, SI, SID, SD, SUD, SIUD = (
@@ -208,14 +212,16 @@ async def test_security_definer_functions_are_listed_pinned_and_not_public(db: D
 
 async def test_dynamic_sql_is_built_by_format(db: Db) -> None:
     """Identifiers by %I, literals by %L, and only from the calendar or the catalog."""
-    executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,60})", re.S | re.I)
+    executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,100})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
-    assert found.keys() == {"ensure_partitions", "drop_partition"}
+    assert found.keys() == {"ensure_partitions", "drop_partition", "rule_out_days", "validate_days"}
+    of_days = r"ALTER TABLE pgworkd\.finished_jobs(_other)? (ATTACH PARTITION pgworkd\.|\w+ CONSTRAINT )"
     for texts in found.values():
         for text in texts:
             assert re.match(
-                r"format\('(CREATE TABLE|DROP TABLE|LOCK TABLE ONLY) pgworkd\.%I[^%]*(%L[^%]*)*'", text + "'"
+                rf"format\('((CREATE TABLE|DROP TABLE|LOCK TABLE ONLY) pgworkd\.|{of_days})%I?[^%]*(%L[^%]*)*'",
+                text + "'",
             ), text
 
 

@@ -28,7 +28,7 @@ async def test_a_row_needs_only_a_queue(db: Db) -> None:
         "yields": False,
         "run_at": T0,
         "created_at": T0,
-        **dict.fromkeys(("priority", "attempts", "failures", "losses", "waiting_on"), 0),
+        **dict.fromkeys(("priority", "attempts", "begun", "failures", "losses", "waiting_on"), 0),
     }
 
 

@@ -254,6 +254,24 @@ async def test_every_function_has_exactly_one_entry_in_98_plans(db: Db) -> None:
     }
 
 
+async def test_a_function_without_an_entry_in_98_plans_installs_nothing(
+    empty_dsn: str, fresh: Db, copied: Path, psql: Psql
+) -> None:
+    """As happened where the list of names was read in another way than was written."""
+    plans = copied / "pgworkd" / "sql" / "98_plans.sql"
+    plans.write_text(plans.read_text().replace(" settle_ended ", " "))
+    done = psql(empty_dsn, "-f", str(copied / "schema.sql"))
+    assert done.returncode == 3
+    assert "these functions have no entry in 98_plans.sql: settle_ended(uuid[]" in done.stderr
+    assert not await installed(fresh)
+
+
+def test_nothing_needs_md5() -> None:
+    """A server in FIPS mode does not have it."""
+    for path in [ROOT / "schema.sql", *(ROOT / "pgworkd").rglob("*.sql"), *(ROOT / "pgworkd").rglob("*.py")]:
+        assert not re.search(r"\bmd5\s*\(", path.read_text(encoding="utf-8"), re.I), path.name
+
+
 def test_no_chapter_sets_the_settings_of_its_functions() -> None:
     """CREATE OR REPLACE would remove the setting again, or a function would get it from two places."""
     for path in sorted((ROOT / "pgworkd" / "sql").glob("[0-9]*.sql")):

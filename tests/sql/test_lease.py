@@ -58,6 +58,7 @@ async def test_register_grants_the_first_lease(db: Db) -> None:
         "token": token,
         "schedules": None,
         "kinds": None,
+        "rules": None,
         "kind": "daemon",
         "requested": None,
     }

@@ -338,6 +338,7 @@ async def test_a_job_that_has_started_does_not_expire(db: Db) -> None:
     """expires_at means `not started by then`; one that waits for its retry has started. And its error would be lost."""
     job_id = await one(db, expires_at=at(5))
     await claim(db, await worker(db))
+    await db.execute("SELECT pgworkd.payloads($1, '{1}', 1000)", [job_id])  # it begins
     await fail(db, [job_id], delay_s=10, message="downstream said no")
     await clock(20, db)
     await expire(db)

@@ -13,6 +13,7 @@ from pgworkd import App, Job
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words import events
+from tests.kits.alerts import count, die
 from tests.kits.daemon import running, until
 from tests.kits.planting import ROOT
 from tests.kits.schema import Roles, catalog, differences, granted
@@ -203,6 +204,29 @@ async def test_an_upgrade_drops_priority_ageing_and_keeps_the_other_limits(old: 
     assert await old.fetch("SELECT name, limited FROM pgworkd.queues ORDER BY name") == [("q", False), ("r", True)]
     await insert(old, 1)
     assert len(await claim(old, await worker(old))) == 1
+
+
+@pytest.mark.parametrize("version", [7], indirect=True)
+async def test_an_upgrade_keeps_the_groups_of_errors(old: Db, empty_dsn: str) -> None:
+    """A death afterwards is one of the group that there is, although groups are told apart in another way."""
+    messages = ["it broke at 7", "über \U0001f600 7", "x" * 2000]
+    for message in messages:
+        await die(old, message)
+    await count(old)
+    before = await old.fetch(
+        "SELECT id, queue, kind, error_type, pattern, deaths FROM pgworkd.error_groups ORDER BY id"
+    )
+    await old.execute(
+        "INSERT INTO pgworkd.schedules (name, queue, every_s, timezone) VALUES ('s', 'q', 60, 'Asia/Tokyo')"
+    )
+    await schema.migrate(ConnectionOptions(empty_dsn))
+    for message in messages:
+        await die(old, message.replace("7", "8"))
+    await count(old)
+    after = await old.fetch("SELECT id, queue, kind, error_type, pattern, deaths FROM pgworkd.error_groups ORDER BY id")
+    assert [tuple(row)[:-1] for row in after] == [tuple(row)[:-1] for row in before]
+    assert [(b["deaths"], a["deaths"]) for b, a in zip(before, after, strict=True)] == [(1, 2)] * 3
+    assert await old.fetchval("SELECT timezone FROM pgworkd.schedules") == "UTC"
 
 
 def test_the_contract_shows_the_tables_as_they_are() -> None:

@@ -58,7 +58,7 @@ async def test_the_same_rule_again_changes_nothing(db: Db) -> None:
         {"kind": "k"},
         {"every_s": 61},
         {"cron": "* * * * *", "every_s": None},
-        {"timezone": "Europe/Berlin"},
+        {"timezone": "Europe/Berlin", "cron": "* * * * *", "every_s": None},
         {"missed": "all"},
         {"payload": '{"n": 1}'},
     ],

@@ -43,7 +43,7 @@ def searches(
         return []
 
     async def run(_: SimulationLoop) -> None:
-        store: Any = SimpleNamespace(running_of=running_of)
+        store: Any = SimpleNamespace(running_of=running_of, answers=0)
         owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
         nobody: Any = None
         events, signals = Events(), SimpleNamespace(tasks=(), sample_due=None)

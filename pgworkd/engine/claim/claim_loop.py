@@ -7,6 +7,7 @@ the slots of this process.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
@@ -14,8 +15,9 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from pgworkd.database.claims import Claims
+from pgworkd.database.claims import ClaimOrder, Claims
 from pgworkd.database.reconnect import Outage
+from pgworkd.engine.claim.care import Care
 from pgworkd.engine.claim.claim_cursor import ClaimCursor, Keyed, Start
 from pgworkd.engine.claim.poll_mode import PollMode
 from pgworkd.engine.tallies import Tallies
@@ -80,6 +82,8 @@ class ClaimLoop(ABC):
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
         self._worker = worker
         self._outage = Outage(f"claim {queue}", events_)
+        self._care = Care(self._set_aside)
+        self._sent: ClaimOrder | None = None  # the claim under way, or that failed
         self._wanted, self._woken, self._claiming = False, anyio.Event(), False
         self._more = False  # the last claim was full: there may be more
 
@@ -151,6 +155,10 @@ class ClaimLoop(ABC):
         """Claims once, from where `_leave` says, and tells `_arrive` the result; None: it may not claim any more."""
 
     @abstractmethod
+    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int:
+        """Sets aside jobs that refuse this claim: see `Care`."""
+
+    @abstractmethod
     async def _store_announcement(self, *, idle: bool) -> None:
         """Announces the pool in the database. `idle`: inserts must notify it."""
 
@@ -183,7 +191,7 @@ class ClaimLoop(ABC):
             if self.paused:
                 self._tallies.refusals.passed(self.queue)
             return math.inf
-        sent_at = time.monotonic()
+        self._sent, sent_at = None, time.monotonic()
         try:
             if self._poll_mode.announced is None:
                 await self._announce(idle=True)
@@ -199,10 +207,20 @@ class ClaimLoop(ABC):
         except PgworkdError as error:
             if not isinstance(error, WorkerLost):
                 self._tallies.refusals.failed(self.queue, error, sent_at)
-            return self._failed(error)
+            return await self._refused(error)
         finally:
             self._claiming = False
         return self._poll_mode.next_claim_s(anyio.current_time())
+
+    async def _refused(self, error: PgworkdError) -> float:
+        """Seconds to sleep after a call that failed: none if it was a claim, and another may succeed at once."""
+        with contextlib.suppress(PgworkdError):  # what it raises is no better known
+            if self._sent is not None and await self._care.refused(error):
+                return 0.0
+        return self._failed(error)
+
+    async def _set_aside(self, error: PgworkdError | None) -> int:
+        return 0 if self._sent is None else await self._refuse(self._sent, error)
 
     def _failed(self, error: PgworkdError) -> float:
         """Seconds to sleep after a call that failed."""
@@ -224,6 +242,8 @@ class ClaimLoop(ABC):
 
     def _arrive(self, claimed: Claims, now: float, took_s: float, *, full: bool) -> None:
         """Learns from a result; `full`: there may be more."""
+        self._sent = None
+        self._care.passed()
         if claimed.again_s is not None:
             self.expect_also(claimed.again_s)
         # Under a limit a claim may stop short of the last due job, whatever number it was asked for.

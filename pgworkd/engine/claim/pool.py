@@ -23,6 +23,7 @@ from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
+from pgworkd.errors import PgworkdError
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
 
@@ -168,6 +169,7 @@ class Pool(ClaimLoop):
         if not self._may_claim():  # paused meanwhile, or the settler has filled up
             return None
         sent = self._prepare()
+        self._sent = sent.order
         claimed = await self._store.claim(sent.order)
         took_s, dry = anyio.current_time() - sent.at, not self._executor.waiting
         self._tallies.claimed(self.queue, len(claimed), took_s, sent.notified_ago_s)
@@ -187,13 +189,15 @@ class Pool(ClaimLoop):
         return 0 if self.limited and not self._more else self._prefetch.ahead
 
     def _prepare(self) -> SentClaim:
-        fixed = (self._worker.worker_id, self.queue, self._capacity(), self._kinds, self._budgets)
+        fixed = (self._worker.worker_id, self.queue, self._care.most(self._capacity()), self._kinds, self._budgets)
         was, self._left_out = self._left_out, self._unknown.left_out(self.queue)
         if set(was) - set(self._left_out):
             self._cursor.rewind(0.0)  # we have passed over jobs that we may claim now
         start, keyed, at, notified_ago_s = self._leave()
         order = ClaimOrder(*fixed, *start, self._left_out)
-        order = order._replace(places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew)
+        order = order._replace(
+            places=keyed.places, reach_s=keyed.reach_s, since=keyed.since, renew=keyed.renew, careful=self._care.on
+        )
         return SentClaim(order, at, notified_ago_s)
 
     def _take(self, sent: SentClaim, claimed: Claims) -> None:
@@ -218,6 +222,9 @@ class Pool(ClaimLoop):
         self._arrive(claimed, now, took_s, full=full)
         executor = self._executor
         self._prefetch.claimed(took_s, executor.finished, executor.run_s, self.concurrency, dry=dry)
+
+    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int:
+        return await self._store.refuse_claims(order, error)
 
     async def _store_announcement(self, *, idle: bool) -> None:
         code = (self.code_concurrency, self.code_source)

@@ -287,8 +287,9 @@ class Daemon:
         startup.cancel()
 
     async def _register(self) -> float:
-        """Declares schedules and alerts, and registers; returns when the lease began."""
-        await self._store.ensure_partitions()
+        """Declares schedules and alerts, and registers; returns when the lease began. Not without all its sessions."""
+        await self._store.open_sessions()
+        await self._store.ensure_today()
         await self._recurring.declare(self.app)
         await self._signals.begin()
         return await self.worker.register()

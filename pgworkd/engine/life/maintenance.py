@@ -172,11 +172,12 @@ class Maintenance:
         while True:
             with anyio.move_on_after(delay_s):
                 await self._woken(name).wait()
-            began = anyio.current_time()
+            began, answers = anyio.current_time(), self._store.answers
             try:
                 delay_s = await task()
                 self._tallies.maintenance_s[name].observe(anyio.current_time() - began)
-                outage.passed()
+                if self._store.answers != answers:  # else there was nothing to ask, or no lease to ask under
+                    outage.passed()
                 self._shares[name] = min(1.0, 2 * self._shares.get(name, 1.0))
             except DatabaseUnavailable as error:
                 if not isinstance(error, DatabaseBusy):

@@ -10,14 +10,13 @@ from typing import TypeVar
 
 import anyio
 
-from pgworkd.database.driver_errors import sqlstate_of
+from pgworkd.database.driver_errors import FORBIDDEN, sqlstate_of
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, UsageError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 
 SCHEMA_POLL_S = 2.0
-_FORBIDDEN = "42501"
 
 Answer = TypeVar("Answer")
 
@@ -58,7 +57,7 @@ class Startup:
             return self._outage.failed(error)
         # While the schema is being installed, the grants on it are missing for a moment.
         if isinstance(error, UsageError) and not (
-            self._reported and sqlstate_of(error.__cause__ or error) == _FORBIDDEN
+            self._reported and sqlstate_of(error.__cause__ or error) == FORBIDDEN
         ):
             raise error
         self._outage.passed()

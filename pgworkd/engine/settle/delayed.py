@@ -58,6 +58,8 @@ class Delayed:
 
 
 _UNSTORABLE = "unstorable"
+_KEPT = "27000"
+"""A trigger keeps the row: the same would become of another run."""
 
 
 def is_last_resort(outcome: Outcome) -> bool:
@@ -69,7 +71,8 @@ def fallback(outcome: Outcome, code: str) -> Outcome:
     """What to store in place of an outcome that the database rejects: a failure with a plain text, then a dead job."""
     failed = outcome.ending is Ending.FAILED
     ours = failed and (outcome.error or {}).get("type") == _UNSTORABLE
-    message = f"the outcome {outcome.ending.value!r} could not be stored: {code}"
+    kept = " (a trigger keeps the row)" if code == _KEPT else ""
+    message = f"the outcome {outcome.ending.value!r} could not be stored: {code}{kept}"
     if ours and outcome.message:
         message = outcome.message
     return Outcome(
@@ -77,7 +80,7 @@ def fallback(outcome: Outcome, code: str) -> Outcome:
         delay_s=outcome.delay_s if failed else 60.0,
         message=message,
         error={"type": _UNSTORABLE, "message": message},
-        permanent=ours or outcome.permanent,
+        permanent=ours or outcome.permanent or code == _KEPT,
     )
 
 

@@ -22,7 +22,7 @@ from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.runner_task import discard_late_cancellation
 from pgworkd.engine.tallies import Tallies
-from pgworkd.errors import InvalidPayload, PgworkdError
+from pgworkd.errors import DatabaseUnavailable, InvalidPayload, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.error_report import describe_error
 from pgworkd.words.events import Events
@@ -143,13 +143,19 @@ class JobEvents:
             await anyio.sleep(CHECK_S)
 
     async def _write(self, reporting: list[Attempt]) -> None:
-        """Writes the latest progress of each; what cannot be written now is kept for the next time."""
+        """Writes the latest progress of each, unless it is refused; what cannot be written now is kept."""
         latest = [attempt.progress or (0.0, "") for attempt in reporting]
         rows = [(a.claimed.id, a.claimed.attempt, *progress) for a, progress in zip(reporting, latest, strict=True)]
         try:
             await self._store.report_progress(rows, reporting[0].worker_id)
         except PgworkdError as error:
             self._outage.failed(error)
+            if not isinstance(error, DatabaseUnavailable):  # the row of one of them may be the reason
+                half = len(reporting) // 2
+                for part in (reporting[:half], reporting[half:]) if half else ():
+                    await self._write(part)
+                if not half:
+                    reporting[0].progress = None
             return
         self._outage.passed()
         for attempt, written in zip(reporting, latest, strict=True):

@@ -4,8 +4,10 @@ A quiet daemon settles each job at once; a busy one settles by the thousand, wit
 the database has stored it, through any outage; when too many wait, pools stop claiming.
 
 A lost connection is waited for. A rejected flush is halved, and its halves again, until what cannot be stored is
-isolated: one job's data must not hold up the others. A flush that met a lock is retried with SKIP LOCKED. What is
-locked, or cannot be settled for now, stays in flight and is retried after a delay of its own.
+isolated: one job's data must not hold up the others. An isolated one is retried without its effects on other rows (its
+batch, its dependents, the next of its key), which maintenance then applies: one of those may be what is refused. A
+flush that met a lock is retried with SKIP LOCKED. What is locked, or cannot be settled for now, stays in flight and is
+retried after a delay of its own.
 """
 
 from __future__ import annotations
@@ -188,17 +190,19 @@ class Settler:
             else:
                 await self._settle(ending, items, Flush(len(items).bit_length() + FAILURES_SPARE))
 
-    async def _settle(self, ending: Ending, items: Sequence[Item], flush: Flush) -> None:
+    async def _settle(self, ending: Ending, items: Sequence[Item], flush: Flush, *, deferred: bool = False) -> None:
         """Settles items of one ending: all, or each half, or delays the rest when too many calls have failed."""
         if flush.error is not None and flush.failures > flush.failures_max:
             return self._delay(items, flush.error)
         try:
-            statuses, locked = await self._execute(ending, items)
+            statuses, locked = await self._execute(ending, items, deferred=deferred)
         except PgworkdError as error:
             flush.failures, flush.error = flush.failures + 1, error
             if isinstance(error, DatabaseBusy) and error.timed_out:
                 self._flush_max = max(1, min(self._flush_max, len(items) // 2))
-            if len(items) == 1 and isinstance(error, DatabaseError):
+            if len(items) == 1 and not deferred and not isinstance(error, DatabaseUnavailable):
+                await self._settle(ending, items, flush, deferred=True)
+            elif len(items) == 1 and isinstance(error, DatabaseError):
                 await self._rejected(items[0], error, flush)
             elif len(items) == 1:
                 self._delay(items, error)
@@ -213,12 +217,12 @@ class Settler:
             self._report([item for item in items if item[0].claimed.id not in locked] if locked else items, statuses)
             self._delay([item for item in items if item[0].claimed.id in locked], None)
 
-    async def _execute(self, ending: Ending, items: Sequence[Item]) -> tuple[Statuses, set[UUID]]:
+    async def _execute(self, ending: Ending, items: Sequence[Item], *, deferred: bool) -> tuple[Statuses, set[UUID]]:
         """The new statuses, and which jobs are locked. Waits for a lost connection; raises the database's errors."""
         verb, lost = self._verbs[ending], 0
         while True:
             skip = anyio.current_time() < self._skip_until
-            self._how = {"skip_locked": True} if skip else {}
+            self._how = {name: True for name, on in (("skip_locked", skip), ("deferred", deferred)) if on}
             began = anyio.current_time()
             try:
                 statuses = await verb(self, items)
@@ -249,7 +253,7 @@ class Settler:
     async def _locked(self, items: Sequence[Item], statuses: dict[UUID, str]) -> set[UUID]:
         """The skipped ones: missing in the answer, and still running as these attempts."""
         missing = [attempt.claimed for attempt, _ in items if attempt.claimed.id not in statuses]
-        if not missing or not self._how:
+        if not missing or not self._how.get("skip_locked"):
             return set()
         locked = await self._store.still_running(
             [job.id for job in missing], [job.attempt for job in missing], worker_of(items)

@@ -1,0 +1,101 @@
+"""The queries of `pgworkd doctor` about the database, and their rows: locks, sessions, and what refuses a change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LockWait(NamedTuple):
+    """Sessions that wait for a lock on all of a table or queue of ours, and the one that they all wait for."""
+
+    waiting: int
+    waited_s: float
+    """How long the first of them has waited."""
+    tables: str
+    pid: int
+    """Of the session that holds what they wait for; 0: a prepared transaction."""
+    holder: str
+    statement: str
+    first_pid: int
+    """Of the first in line: the others wait behind it, too."""
+    first: str
+    """Its statement."""
+
+
+class Refused(NamedTuple):
+    """Rows that something refuses to have changed: how many, one of them, and the error."""
+
+    what: str
+    """The function that tried; `claim`: jobs that cannot be claimed; `settle`: that are dead, up to DEAD_MAX."""
+    sqlstate: str
+    rows: int
+    key: str
+    error: str
+    queues: Sequence[str]
+    """Of jobs that cannot be claimed, or are dead."""
+
+
+class Sessions(NamedTuple):
+    """The tightest limit of sessions: what it is a limit of, how many there may be, and are."""
+
+    of: str
+    most: int
+    used: int
+
+
+# Neither reads a table of ours, which may be locked.
+LOCKS = """WITH RECURSIVE waits AS MATERIALIZED (
+        SELECT l.pid, coalesce(c.relname::text, 'a queue') AS what, pg_blocking_pids(l.pid) AS behind,
+               coalesce(extract(epoch FROM clock_timestamp() - l.waitstart), 0)::float8 AS waited_s
+        FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation
+        WHERE NOT l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+          AND (c.relnamespace = to_regnamespace('pgworkd')
+               OR l.locktype = 'advisory' AND l.classid::bigint BETWEEN 1886873444 AND 1886873448)
+    ), chain AS (
+        SELECT w.pid AS waiter, b.pid FROM waits w, unnest(w.behind) AS b (pid)
+        UNION
+        SELECT c.waiter, b.pid FROM chain c, unnest(pg_blocking_pids(c.pid)) AS b (pid)
+    )
+    SELECT count(DISTINCT w.pid)::int, max(w.waited_s), string_agg(DISTINCT w.what, ', '), c.pid,
+           coalesce(min(concat_ws(', ', nullif(a.application_name, ''), a.usename, a.state,
+                                  'in a transaction for ' || extract(epoch FROM clock_timestamp() - a.xact_start)::int
+                                  || ' s')), 'a prepared transaction'),
+           coalesce(min(left(a.query, 300)), ''), f.pid, coalesce(min(left(f.query, 300)), '')
+    FROM chain c JOIN waits w ON w.pid = c.waiter LEFT JOIN pg_stat_activity a ON a.pid = c.pid
+    CROSS JOIN LATERAL (
+        SELECT w1.pid, s.query FROM waits w1 JOIN pg_stat_activity s ON s.pid = w1.pid
+        WHERE c.pid = ANY (w1.behind) ORDER BY w1.waited_s DESC LIMIT 1) f
+    WHERE pg_blocking_pids(c.pid) = '{}'
+    GROUP BY c.pid, f.pid HAVING max(w.waited_s) > 1 ORDER BY 2 DESC LIMIT 5"""
+SESSIONS = """SELECT l.of, l.most, l.used FROM (
+        SELECT 'role ' || r.rolname AS of, r.rolconnlimit AS most,
+               (SELECT count(*)::int FROM pg_stat_activity a WHERE a.usesysid = r.oid) AS used
+        FROM pg_roles r WHERE r.rolname = session_user AND r.rolconnlimit >= 0 AND NOT r.rolsuper
+        UNION ALL
+        SELECT 'database ' || d.datname, d.datconnlimit,
+               (SELECT count(*)::int FROM pg_stat_activity a WHERE a.datid = d.oid)
+        FROM pg_database d JOIN pg_roles r ON r.rolname = session_user
+        WHERE d.datname = current_database() AND d.datconnlimit >= 0 AND NOT r.rolsuper
+        UNION ALL
+        SELECT 'server (max_connections)', current_setting('max_connections')::int
+                   - current_setting('superuser_reserved_connections')::int
+                   - coalesce(current_setting('reserved_connections', true), '0')::int,
+               (SELECT count(*)::int FROM pg_stat_activity a WHERE a.backend_type = 'client backend')
+    ) l ORDER BY l.most - l.used LIMIT 1"""
+REFUSED = """SELECT r.what, r.sqlstate, count(*)::int, min(r.key), (array_agg(r.error ORDER BY r.key))[1],
+        coalesce(array_agg(DISTINCT j.queue::text) FILTER (WHERE j.queue IS NOT NULL), '{}')
+    FROM pgworkd.refused_rows r LEFT JOIN pgworkd.jobs j
+        ON j.id = CASE WHEN r.what = 'claim' THEN r.key::uuid END AND j.status IN ('pending', 'failed')
+        AND coalesce(j.started_at < r.until, true)
+    WHERE r.until > pgworkd.clock() - interval '15 min' AND (r.what <> 'claim' OR j.id IS NOT NULL)
+    GROUP BY r.what, r.sqlstate
+    UNION ALL
+    SELECT 'settle', '', count(*)::int, min(d.id::text), (array_agg(d.error ORDER BY d.id))[1],
+        array_agg(DISTINCT d.queue)
+    FROM (SELECT j.id, j.error, j.queue::text FROM pgworkd.jobs j WHERE j.status = 'dead' LIMIT $1) d
+    WHERE d.error LIKE 'the outcome ''%'' could not be stored: %' HAVING count(*) > 0
+    ORDER BY 3 DESC, 1 LIMIT 10"""
+OF_NO_DAY = "SELECT count(*)::int FROM (SELECT FROM pgworkd.finished_jobs_other LIMIT $1) o"
+POLICIES = """SELECT coalesce(string_agg(c.relname, ', ' ORDER BY c.relname), '') FROM pg_class c
+    WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relrowsecurity"""
