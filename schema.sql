@@ -84,9 +84,9 @@ END $$;
 \ir pgworkd/sql/10_time_ids.sql
 
 -- === Tables ======================================================================================
--- Also: tokens (24_tokens.sql), rates (40_limits.sql), pending_effects (48_effects.sql), rows that
--- are refused (80_maintenance.sql), statistics (86_samples.sql), endpoints (87_endpoints.sql),
--- deaths, groups of errors and alerts (88_deaths.sql), progress (93_progress.sql).
+-- Also: tokens (24_tokens.sql), origin (26_origin.sql), rates (40_limits.sql), pending_effects
+-- (48_effects.sql), rows that are refused (80_maintenance.sql), statistics (86_samples.sql),
+-- endpoints (87_endpoints.sql), deaths, error groups, alerts (88_deaths.sql), progress (93_...).
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -109,8 +109,7 @@ CREATE TABLE IF NOT EXISTS workers (
     steady_since timestamptz NOT NULL DEFAULT clock(),  -- heartbeats without a gap since then
     lease_until timestamptz NOT NULL,
     lost_at     timestamptz,                            -- set by rescue(); never cleared
-    schedules   text[],              -- declared in its code; NULL: not reported yet
-    rules       jsonb,               -- the same with their rules: see declare_rules()
+    schedules   text[], rules jsonb, -- declared in its code (declare_rules()); NULL: not reported
     token       uuid,                -- NULL: restored by rescue(); such a row is never renewed
     kinds       text[],              -- its code has handlers for; NULL: not reported
     kind        text NOT NULL DEFAULT 'daemon'  -- remote: claims through a gateway
@@ -433,7 +432,7 @@ CREATE TABLE IF NOT EXISTS audit (
     what         text NOT NULL
                  CHECK (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch',
                     'delete_batch', 'undepend', 'schedule', 'free_key', 'mute', 'worker', 'token',
-                    'endpoint')),
+                    'endpoint', 'adopt')),
     queue        text NOT NULL,
     job_id       uuid,               -- NULL: settings of the queue, or a batch
     before jsonb NOT NULL, after jsonb NOT NULL  -- of what changed
@@ -456,8 +455,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   register, wanted, kinds_elsewhere, next_due,  D   -
 --     depth, running_of, ensure_schedules, missed_since
 --   payloads                                      D   jobs with expires_at s
---   heartbeat, worker_ended, sign_off,            D   worker; pool
---     set_pool, drop_pool, heartbeats
+--   heartbeat, worker_ended, sign_off,            D   worker; pool; origin
+--     set_pool, drop_pool, heartbeats, belong
 --   claim, claim_for                              D   workers (KEY SHARE), queue,    PW001
 --                                                     jobs s
 --   settle_completed, settle_failed,              D   jobs, dependents, roots,
@@ -481,7 +480,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   free_key, free_batch_key, set_queue           O   kept key; root; queue row
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule
---   mute_errors, ask_worker                       O   group of errors; worker
+--   mute_errors, ask_worker, adopt                O   group of errors; worker; origin
 --   set_endpoint, remove_endpoint                 O   endpoint                       23503, 23514
 --   enable_endpoint                               O   endpoint, queues
 --   disable_endpoint, pause_endpoint              D   endpoint, queues
@@ -502,6 +501,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/20_workers.sql
 \ir pgworkd/sql/22_remote_workers.sql
 \ir pgworkd/sql/24_tokens.sql
+\ir pgworkd/sql/26_origin.sql
 \ir pgworkd/sql/30_claim.sql
 \ir pgworkd/sql/32_refused.sql
 \ir pgworkd/sql/35_due.sql

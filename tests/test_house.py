@@ -38,14 +38,15 @@ BELOW = {
     "http/request": "errors words database client admin engine/life metrics remote http/models",
     "http/routes": """errors words settings database client admin metrics remote push http/models
                       http/request""",
-    "http": "errors words database http/request http/routes",
+    "options": "errors words settings database engine/life http/request",
+    "http": "errors words settings database options http/request http/routes",
     "remote_daemon": "errors words database engine engine/claim engine/life",
     "push_daemon": "errors words database engine engine/run engine/life push",
     "app": "errors words engine alerts push",
     "fleet": "errors words settings database admin engine/run engine/life metrics",
     "tracing": "errors words",
-    "cli": """errors words settings database embedded client admin engine engine/run engine/life metrics alerts fleet
-              tracing http http/request remote_daemon push push_daemon""",
+    "cli": """errors words settings database options embedded client admin engine engine/run engine/life metrics alerts
+              fleet tracing http http/request remote_daemon push push_daemon""",
     "__init__": "errors words database engine engine/life app",
     "demo": "errors words database embedded client engine/life __init__",
     "bench": "errors words settings database client admin engine/life cli __init__",
@@ -141,6 +142,12 @@ def test_only_database_imports_a_driver() -> None:
     drivers = {"asyncpg", "psycopg", "sqlalchemy", "django"}
     others = [path for path in MODULES if path.parent.name != "database"]
     assert not [path.stem for path in others if _foreign(path) & drivers]
+
+
+def test_our_own_lines_are_written_by_our_own_logger() -> None:
+    """An application may have configured structlog: `log.logger()` is ours all the same."""
+    callers = [path for path in MODULES if "structlog.get_logger" in path.read_text(encoding="utf-8")]
+    assert [path.relative_to(PACKAGE).as_posix() for path in callers] == ["words/log.py"]
 
 
 def test_structured_concurrency_only() -> None:

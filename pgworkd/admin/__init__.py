@@ -23,3 +23,7 @@ def __getattr__(name: str) -> Any:
     from pgworkd.admin.admin import Admin
 
     return Admin
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

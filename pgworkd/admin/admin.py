@@ -26,6 +26,7 @@ from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import SchemaError
 from pgworkd.words import validation
+from pgworkd.words.origin import READ, Origin
 
 
 class Admin:
@@ -100,6 +101,15 @@ class Admin:
         if found != schema.VERSION:
             remedy = "run pgworkd migrate" if found < schema.VERSION else "upgrade pgworkd on this host"
             raise SchemaError(f"the schema is at version {found}, this program needs {schema.VERSION}: {remedy}")
+
+    async def origin(self, environment: str | None) -> Origin | None:
+        """Where the jobs of this database are to run, for `environment`; None before its first worker has started."""
+        rows = await self._connection.fetch(READ, environment)
+        return Origin(*rows[0]) if rows else None
+
+    async def adopt(self, environment: str | None) -> None:
+        """From now on its jobs run in this database, for workers of this environment (None: they name none)."""
+        await self._connection.value("SELECT pgworkd.adopt($1)", environment)
 
     async def doctor(self) -> Doctor:
         """Facts about the database that need the schema. Dead jobs are counted up to health.DEAD_MAX."""

@@ -41,8 +41,9 @@ _UNIQUE_VIOLATION = "23505"
 class JobFilter(NamedTuple):
     """Selects the jobs that match every field that is not None; `key` is any of a job's three keys.
 
-    A filter without queue, kind, key and batch selects nothing unless `all_queues` is True. A `status` of None means
-    the waiting and running jobs for cancel, the dead ones for retry and discard.
+    `group`: the number of a group of errors, as `DeadGroup` has it, of which they died.
+    A filter without queue, kind, key, batch and group selects nothing unless `all_queues` is True. A `status` of None
+    means the waiting and running jobs for cancel, the dead ones for retry and discard.
     """
 
     queue: str | None = None
@@ -51,11 +52,12 @@ class JobFilter(NamedTuple):
     batch: UUID | None = None
     status: str | None = None
     all_queues: bool = False
+    group: int | None = None
 
     @property
     def narrow(self) -> bool:
-        """True if it names a queue, kind, key or batch."""
-        return (self.queue, self.kind, self.key, self.batch) != (None,) * 4
+        """True if it names a queue, kind, key, batch or group."""
+        return (self.queue, self.kind, self.key, self.batch, self.group) != (None,) * 5
 
 
 class Matched(NamedTuple):
@@ -177,7 +179,8 @@ class JobOperations:
             raise UsageError(f"no filter for the jobs to {operation}: give a queue, kind, key or batch, or all_queues")
         key = None if which.key is None else validation.text(which.key, "key", 512)
         wanted = (validation.name(which.queue), validation.name(which.kind), key, which.batch, which.status)
-        found = await self._connection.fetch(sql.MATCHING, operation, *wanted, after, limit, which.all_queues)
+        page_of = (after, limit, which.all_queues, which.group)
+        found = await self._connection.fetch(sql.MATCHING, operation, *wanted, *page_of)
         return Matched(*found[0])
 
     async def count(self, operation: str, which: JobFilter) -> int:

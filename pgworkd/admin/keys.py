@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -32,6 +33,11 @@ _BATCH_HOLDER = """SELECT id, CASE WHEN tree_finished_at IS NULL THEN 'not finis
     FROM pgworkd.batches
     WHERE parent_id IS NULL AND name = $1::text AND dedupe_key = $2::text
       AND (tree_finished_at IS NULL OR dedupe_until > pgworkd.clock())"""
+
+
+_BATCHES_OF = """SELECT name::text FROM pgworkd.batches
+    WHERE parent_id IS NULL AND (queue = $1::text OR name = $1) AND dedupe_key = $2::text
+      AND (tree_finished_at IS NULL OR dedupe_until > pgworkd.clock()) ORDER BY id LIMIT 1"""
 
 
 class KeptKey(NamedTuple):
@@ -73,6 +79,8 @@ class KeyOperations:
     async def refusal(self, queue: str, key: str) -> str:
         """Why `free` does not free this key, as things are now."""
         found = await self._connection.fetch(_HOLDER, queue, key)
+        if not found and (batches := await self._connection.fetch(_BATCHES_OF, queue, key)):
+            return f"no job has it, but a batch: pgworkd keys free --batch {shlex.join((batches[0][0], key))}"
         if not found:
             return "no job has it: it is free"
         job_id, status = found[0]
@@ -83,6 +91,8 @@ class KeyOperations:
     async def refusal_of_batch(self, name: str, key: str) -> str:
         """Why `free_of_batch` does not free this key, as things are now."""
         found = await self._connection.fetch(_BATCH_HOLDER, name, key)
+        if not found and await self._connection.fetch(_HOLDER, name, key):
+            return f"no batch has it, but a job of the queue {name}: leave out --batch"
         if not found:
             return "no batch has it: it is free"
         batch_id, status = found[0]

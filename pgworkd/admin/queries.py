@@ -299,7 +299,7 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
 DEPTH = "SELECT pgworkd.depth($1, $2)"
 STATUSES = "SELECT id, status FROM pgworkd.jobs_of($1)"
 QUEUES_OF = "SELECT id, queue FROM pgworkd.jobs_of($1)"
-MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
     $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)
     ) AS k (name)"""

@@ -22,7 +22,7 @@ _PAUSE = """SELECT pgworkd.set_queue($1::text, jsonb_build_object('paused_until'
                           'infinity') AS at) u
     WHERE u.at > pgworkd.clock()"""
 _RESUME = """SELECT pgworkd.set_queue(q.name, '{"paused_until": null}') FROM pgworkd.queues q
-    WHERE q.name = $1::text AND q.paused_until > pgworkd.clock()"""
+    WHERE ($1::text IS NULL OR q.name = $1) AND q.paused_until > pgworkd.clock()"""
 _SETTINGS = """SELECT n.queue,
         coalesce(to_jsonb(q) || jsonb_build_object('paused', q.paused_until > pgworkd.clock()), '{}')::text,
         (SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_array(p.code_concurrency, p.code_source)), '[]')
@@ -106,6 +106,6 @@ class QueueOperations:
         if not await self._connection.fetch(_PAUSE, validation.text(queue, "the queue's name", 200), for_s, at):
             raise UsageError("this pause would already have ended by the database's clock: give a later end")
 
-    async def resume(self, queue: str) -> bool:
-        """Ends a pause; False if the queue was not paused."""
-        return bool(await self._connection.fetch(_RESUME, validation.name(queue)))
+    async def resume(self, queue: str | None) -> int:
+        """Ends the pause of a queue, None: of all; how many were paused."""
+        return len(await self._connection.fetch(_RESUME, validation.name(queue)))

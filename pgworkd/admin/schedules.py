@@ -26,6 +26,10 @@ _PUT = """INSERT INTO pgworkd.schedules AS s
     RETURNING xmax = 0"""
 
 
+_ENABLE_ALL = """SELECT count(*) FILTER (WHERE pgworkd.enable_schedule(o.name, $1))
+    FROM (SELECT s.name FROM pgworkd.schedules s ORDER BY s.name) o"""
+
+
 class ScheduleOperations:
     """`admin.schedules`. Raises the errors of `Admin`, and DatabaseError for a name that does not exist."""
 
@@ -79,6 +83,10 @@ class ScheduleOperations:
     async def disable(self, name: str) -> bool:
         """Disables a schedule, which then gets no further occurrences; False if it was disabled already."""
         return await self._enable(name, enabled=False)
+
+    async def enable_all(self, *, enabled: bool) -> int:
+        """Enables or disables every schedule; how many were not before."""
+        return int(await self._connection.value(_ENABLE_ALL, enabled))
 
     async def remove(self, name: str) -> None:
         """Deletes a schedule. Refused while a live worker has it in its code: that would insert it again."""

@@ -26,3 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return Digest
     raise AttributeError(f"module 'pgworkd.alerts' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

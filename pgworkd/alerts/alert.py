@@ -86,7 +86,7 @@ class Alert:
             f"last death:   {self.last_at:%Y-%m-%d %H:%M:%SZ}\n\n"
             f"One of them:             pgworkd job {self.sample}\n"
             f"All groups of errors:    pgworkd dead\n"
-            f"Once the cause is gone:  pgworkd retry, or pgworkd discard\n"
+            f"Once the cause is gone:  pgworkd retry --group {self.group}, or pgworkd discard --group {self.group}\n"
             f"No alerts for a while:   pgworkd mute {self.group} --until 2h\n"
         )
 

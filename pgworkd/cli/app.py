@@ -160,6 +160,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Run": (
         run.run,
         run.migrate,
+        fleet.adopt,
         run.grants,
         run.dev,
         run.demo,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pgworkd.cli import listening, stop_signals
-from pgworkd.cli.common import Dsn, MetricsListen, hinted, settings_of
+from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, log_notes, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.file import NAME_CHARS_MAX
 
@@ -40,15 +40,10 @@ def autoscale(
     down_at: Annotated[int, typer.Option("--down-at", metavar="JOBS", help="Scale down at this depth or below.")],
     least: Annotated[int, typer.Option("--min", metavar="N", help="Minimum number of workers.")] = 1,
     step: Annotated[int, typer.Option("--step", metavar="N", help="Workers to add or remove at a time.")] = 1,
-    cooldown_s: Annotated[
-        float, typer.Option("--cooldown-s", metavar="SECONDS", help="Minimum time between two scaling decisions.")
-    ] = 30.0,
-    every_s: Annotated[
-        float, typer.Option("--every-s", metavar="SECONDS", help="How often the queue's depth is checked.")
-    ] = 5.0,
+    cooldown_s: Annotated[float, duration("--cooldown-s", text="Minimum time between two scaling decisions.")] = 30.0,
+    every_s: Annotated[float, duration("--every-s", text="How often the queue's depth is checked.")] = 5.0,
     stop_timeout_s: Annotated[
-        float,
-        typer.Option("--stop-timeout-s", metavar="SECONDS", help="Kill a worker that takes longer than this to stop."),
+        float, duration("--stop-timeout-s", text="Kill a worker that takes longer than this to stop.")
     ] = 90.0,
     unit: Annotated[
         str | None,
@@ -81,6 +76,7 @@ def autoscale(
         raise UsageError("--metrics-listen: units have ports of their own: leave it out, and set it in the units")
     settings = settings_of(dsn, metrics_listen=metrics_listen)
     log.configure(settings.log_level, settings.log_format)
+    log_notes(settings.notes)
     stop_signals.hold()
     code = anyio.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s)
     stop_signals.ignore()
@@ -98,15 +94,14 @@ async def _run(
     import anyio
 
     from pgworkd.admin.admin import Admin
-    from pgworkd.database.connection import ConnectionOptions
     from pgworkd.database.reconnect import Outage
     from pgworkd.fleet.autoscaler import Autoscaler
+    from pgworkd.options import connection_options
     from pgworkd.words import log
     from pgworkd.words.events import Events
 
     events = Events()
     events.listen(log.listener(settings.log_level))
-    options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
     code, problem = 1, None
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, _directory() as directory:
         reports = listening.wanted(settings) and workers[0] is None
@@ -116,7 +111,7 @@ async def _run(
 
         backend = _backend(settings, every_s, *workers, report_to=report_to if reports else None)
         scaler = Autoscaler(
-            *(Admin(options), queue, rules, backend, Outage("autoscale", events)),
+            *(Admin(connection_options(settings)), queue, rules, backend, Outage("autoscale", events)),
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )

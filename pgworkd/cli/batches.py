@@ -34,6 +34,10 @@ _COLUMNS = (
     "finished_at",
 )
 
+_COLUMNS_TERMINAL = (  # a narrow terminal omits those before the last first, from the right
+    *("id", "state", "name", "done", "total", "queue", "batches", "created_at", "finished_at", "cancelled", "dead"),
+)
+
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The batch's id.")]
 
 group = typer.Typer(help="List trees of batches; show, seal, cancel or delete one.")
@@ -57,7 +61,8 @@ def batches(
     if json:
         as_json([row._asdict() for row in rows])
     else:
-        table(_COLUMNS, rows)
+        columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
+        table(columns, [[getattr(row, name) for name in columns] for row in rows])
 
 
 @group.command()
@@ -133,10 +138,6 @@ def _summary(row: Progress) -> str:
     return f"{row.done:,} of {row.total:,}, {row.state}{bad}"
 
 
-def _finished(rows: Sequence[Progress]) -> bool:
-    return all(row.state in ("cancelled", "completed", "completed with failures") for row in rows)
-
-
 async def _follow(admin: Admin, batch_id: UUID) -> None:
     """Redraws the tree whenever it has changed; on a terminal in place."""
     import anyio
@@ -148,14 +149,14 @@ async def _follow(admin: Admin, batch_id: UUID) -> None:
             up = f"\x1b[{lines}F\x1b[J" if lines and is_terminal() else ""
             out(up + now)
             before, lines = now, now.count("\n") + 1
-        if _finished(rows):
+        if all(row.finished for row in rows):
             return
         await anyio.sleep(REFRESH_S)
 
 
 async def _cancel(admin: Admin, batch_id: UUID) -> Cancelled | None:
     """Cancels all of it; None if it had finished before."""
-    if _finished(await admin.batches.tree(batch_id)):
+    if all(row.finished for row in await admin.batches.tree(batch_id)):
         return None
     done = await admin.batches.cancel(batch_id)
     while done.more:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, Yes
+from pgworkd.cli.common import Dsn, Json, Yes, duration
 from pgworkd.errors import UsageError
 
 RANGES = {"jobs": (100, 1_000_000), "seconds": (1, 50), "payload-bytes": (50, 1024 * 1024), "concurrency": (1, 1_000)}
@@ -20,7 +20,7 @@ def bench(
     jobs: Annotated[
         int, typer.Option("--jobs", metavar="N", help="Jobs to write, all phases together: 100 to 1,000,000.")
     ] = 20_000,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Time limit of each phase: 1 to 50.")] = 30.0,
+    seconds: Annotated[float, duration("--seconds", text="Time limit of each phase: 1 to 50 s.")] = 30.0,
     payload_bytes: Annotated[
         int, typer.Option("--payload-bytes", metavar="N", help="Size of each payload: 50 to 1,048,576.")
     ] = 200,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pgworkd.cli.common import duration
 from pgworkd.cli.output import as_json, out
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import closest
@@ -28,13 +29,15 @@ def grafana(
 
 
 def _threshold(flag: str, metavar: str, low: int, high: int, text: str) -> Any:
+    if metavar == "DURATION":
+        return duration(flag, text=text, whole=(low, high))
     return typer.Option(flag, metavar=metavar, min=low, max=high, help=text)
 
 
 def alerts(
     *,
     late_s: Annotated[
-        int, _threshold("--late-s", "SECONDS", 1, _DAY_S, "QueueLate: how long the oldest due job has waited.")
+        int, _threshold("--late-s", "DURATION", 1, _DAY_S, "QueueLate: how long the oldest due job has waited.")
     ] = 60,
     stalled_min: Annotated[
         int, _threshold("--stalled-min", "MINUTES", 1, _DAY_MIN, "QueueStalled: for how long nothing has ended.")
@@ -55,14 +58,14 @@ def alerts(
     lost_jobs: Annotated[
         int, _threshold("--lost-jobs", "N", 0, _JOBS_MAX, "JobsLost: more of a queue than this in 15 min.")
     ] = 0,
-    away_s: Annotated[int, _threshold("--away-s", "SECONDS", 0, _DAY_S, "DatabaseAway: for how long.")] = 60,
+    away_s: Annotated[int, _threshold("--away-s", "DURATION", 0, _DAY_S, "DatabaseAway: for how long.")] = 60,
     not_listening_min: Annotated[
         int, _threshold("--not-listening-min", "MINUTES", 1, _DAY_MIN, "NotListening: for how long.")
     ] = 5,
     schedule_late_s: Annotated[
-        int, _threshold("--schedule-late-s", "SECONDS", 1, _DAY_S, "ScheduleLate: how late.")
+        int, _threshold("--schedule-late-s", "DURATION", 1, _DAY_S, "ScheduleLate: how late.")
     ] = 300,
-    snapshot_s: Annotated[int, _threshold("--snapshot-s", "SECONDS", 1, _DAY_S, "SnapshotHeld: how old.")] = 3600,
+    snapshot_s: Annotated[int, _threshold("--snapshot-s", "DURATION", 1, _DAY_S, "SnapshotHeld: how old.")] = 3600,
     held_transactions: Annotated[
         int, _threshold("--held-transactions", "N", 1, _JOBS_MAX, "SnapshotHeld: vacuum is held back for more.")
     ] = 10_000_000,

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import typer
 
-from pgworkd.cli.common import ask, check_queue, confirm
+from pgworkd.cli.common import ask, confirm, note_unknown
 from pgworkd.cli.output import as_json, note, out
 from pgworkd.errors import PgworkdError
 from pgworkd.words.validation import counted
@@ -116,8 +116,10 @@ async def _each_chunk(
             break
         if stop.requested:
             return True
-    if not counts["matched"] and which.queue is not None:
-        await check_queue(admin, which.queue)
+    if not counts["matched"] and which.group is not None:
+        note(f"no dead job is of group {which.group}: see pgworkd dead")
+    elif not counts["matched"] and which.queue is not None:
+        await note_unknown(admin, which.queue)
     return False
 
 
@@ -165,5 +167,6 @@ def _of(which: JobFilter) -> str:
     """' dead jobs of queue 'q' and kind 'k'', to follow a number or `all`."""
     fields = {"queue": which.queue, "kind": which.kind, "key": which.key, "batch": which.batch}
     given = [f"{name} {str(value)!r}" for name, value in fields.items() if value is not None]
+    given += [] if which.group is None else [f"group {which.group}"]
     status = f" {which.status}" if which.status is not None else ""
     return f"{status} jobs of " + (" and ".join(given) if given else "all queues")

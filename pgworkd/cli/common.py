@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from pgworkd.cli.output import note
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
+from pgworkd.settings.file import quoted
+from pgworkd.words.durations import FORM, seconds_of
 from pgworkd.words.validation import closest
 
 if TYPE_CHECKING:
@@ -71,6 +73,14 @@ def settings_of(dsn: str | None, **flags: object) -> Settings:
     return settings
 
 
+def log_notes(notes: Sequence[str]) -> None:
+    """Logs warnings of the settings, one line each."""
+    from pgworkd.words import log
+
+    for line in notes:
+        log.logger().warning("settings.note", note=line)
+
+
 def ask(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]]) -> Answer:
     """The result of a call that may write; SchemaError if the schema is missing or of another version."""
     return _answer(settings_of(dsn), question, verify=True, any_server=False)
@@ -98,16 +108,9 @@ async def _ask(
     settings: Settings, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool, any_server: bool
 ) -> Answer:
     from pgworkd.admin.admin import Admin
-    from pgworkd.database.connection import ConnectionOptions
+    from pgworkd.options import connection_options
 
-    options = ConnectionOptions(
-        settings.dsn_required(),
-        settings.connect_timeout_s,
-        settings.command_timeout_s,
-        by=operator(),
-        any_server=any_server,
-    )
-    async with Admin(options) as admin:
+    async with Admin(connection_options(settings, by=operator(), any_server=any_server)) as admin:
         try:
             if verify:
                 await admin.verify()
@@ -186,6 +189,38 @@ def instant_of(text: str, flag: str = "--run-at") -> datetime:
     if instant.utcoffset() is None:
         raise UsageError(f"{flag} {text[:40]!r} has no time zone: add Z or an offset like +01:00")
     return instant
+
+
+def duration(*flags: str, text: str, whole: tuple[int, int] | None = None) -> Any:
+    """An option for a length of time, in seconds or with a unit. `whole`: of whole seconds within these."""
+
+    def parsed(value: object) -> float:
+        found = seconds_of(str(value))
+        if found is None:
+            raise UsageError(f"{flags[0]} {quoted(value)}: give {FORM}")
+        if whole is None:
+            return found
+        if not whole[0] <= found <= whole[1] or found != int(found):
+            raise UsageError(f"{flags[0]} {quoted(value)}: give {whole[0]:,} to {whole[1]:,} whole {FORM}")
+        return int(found)
+
+    return typer.Option(*flags, metavar="DURATION", parser=parsed, help=text)
+
+
+def span_or_instant(text: str, flag: str) -> tuple[float, None] | tuple[None, datetime]:
+    """A length of time in seconds, or an instant. UsageError for other text."""
+    if (found := seconds_of(text)) is not None:
+        return found, None
+    try:
+        return None, instant_of(text, flag)
+    except UsageError as error:
+        raise UsageError(f"{error}, or a length of time like 2h") from None
+
+
+def one_or_all(name: str | None, what: str, *, every: bool) -> None:
+    """UsageError unless either a name is given or --all."""
+    if (name is None) != every:
+        raise UsageError(f"give the name of a {what}, or --all" + (", not both" if every else ""))
 
 
 def confirm(what: str, *, yes: bool) -> None:

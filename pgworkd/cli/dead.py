@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any, check_queue, instant_of
-from pgworkd.cli.output import as_json, cell, is_terminal, note, out, table
+from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any, check_queue, duration, span_or_instant
+from pgworkd.cli.output import as_json, brief_error, cell, is_terminal, note, out, table
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.dead import DeadGroup, DeadGroups
 
-_SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|sec|m|min|h|d)")
-_UNIT_S = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _COLUMNS = ("group", "queue", "kind", "dead", "share", "new", "first", "last", "muted", "sample", "error")
-_COLUMNS_TERMINAL = ("group", "queue", "kind", "dead", "share", "new", "last", "muted", "sample", "first", "error")
+_COLUMNS_TERMINAL = ("group", "dead", "queue", "kind", "new", "share", "last", "muted", "sample", "first", "error")
 
 
 def dead(
     *,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="SPAN", help="Only jobs that died within 30min, 24h or 7d.")
-    ] = None,
+    since: Annotated[float | None, duration("--since", text="Only jobs that died within 30m, 24h or 7d.")] = None,
     queue: QueueOption = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of groups.")] = 20,
     json: Json = False,
@@ -38,10 +31,9 @@ def dead(
 
     A group's errors differ in numbers, ids, quoted text, paths and addresses only.
     """
-    since_s = None if since is None else span_of(since, "--since")
 
     async def question(admin: Admin) -> DeadGroups:
-        found = await admin.dead.find(since_s, queue, limit)
+        found = await admin.dead.find(since, queue, limit)
         if queue is not None and not found.rows:
             await check_queue(admin, queue)
         return found
@@ -52,7 +44,7 @@ def dead(
     else:
         columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
         rows = [_shown(row, found.share(row)) for row in found.rows]
-        table(columns, [[row[name] for name in columns] for row in rows])
+        table(columns, [[row[name] for name in columns] for row in rows], legible="error")
     if found.groups > len(found.rows):
         rest = found.dead - sum(row.dead for row in found.rows)
         note(f"{counted(found.groups - len(found.rows), 'more group')} of {counted(rest, 'dead job')}: see --limit")
@@ -63,7 +55,7 @@ def mute(
     *,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="SPAN|INSTANT", help="For 30min, 2h, 7d, or until 2027-01-31T07:00:00+01:00."),
+        typer.Option("--until", metavar="DURATION|INSTANT", help="For 30m, 2h, or until 2027-01-31T07:00:00+01:00."),
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Send alerts about the group again.")] = False,
     dsn: Dsn = None,
@@ -82,29 +74,12 @@ def mute(
     out(f"group {group} is {end}")
 
 
-def span_of(text: str, flag: str) -> float:
-    """A length of time such as 30min, 24h or 7d, in seconds; a number alone is seconds. UsageError for other text."""
-    match = _SPAN.fullmatch(text.strip() if text.strip()[-1:].isalpha() else f"{text.strip()}s")
-    if match is None:
-        raise UsageError(f"{flag} {text[:40]!r}: give a length of time like 30min, 24h or 7d")
-    return float(match[1]) * _UNIT_S[match[2]]
-
-
-def span_or_instant(text: str, flag: str) -> tuple[float, None] | tuple[None, datetime]:
-    """A length of time in seconds, or an instant. UsageError for other text."""
-    if _SPAN.fullmatch(text.strip()) or text.strip().isdigit():
-        return span_of(text, flag), None
-    try:
-        return None, instant_of(text, flag)
-    except UsageError as error:
-        raise UsageError(f"{error}, or a length of time like 2h") from None
-
-
 def _shown(row: DeadGroup, share: float) -> dict[str, object]:
     return {
         **row._asdict(),
         "share": f"{share:.1%}",
         "first": row.first_at,
         "last": row.last_at,
+        "error": brief_error(row.error),
         "muted": (cell(row.muted_until) if row.muted_until else "for good") if row.muted else False,
     }

@@ -16,6 +16,7 @@ from pgworkd.words.redaction import escaped
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.queries import Doctor, Server
+    from pgworkd.words.origin import Origin
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0
@@ -61,6 +62,7 @@ def _examine(dsn: str | None) -> list[Finding]:
             findings.append(Finding("bad", "schema", finding, remedy))
             return
         findings.append(Finding("ok", "schema", "installed and current"))
+        findings.extend(_judge_origin(await admin.origin(settings.environment), settings.environment))
         findings.extend(_judge(await admin.doctor()))
         found = judged(await admin.health(standby=server.standby), locked=bool(waits))
         findings.extend(each for each in found if not (server.standby and each.subject in _OF_WORKERS))
@@ -99,6 +101,15 @@ def _judge_server(server: Server) -> list[Finding]:
         remedy = "set default_transaction_read_only = off for the database and the role"
         findings.append(Finding("bad", "writes", "transactions are read-only by default", remedy))
     return findings
+
+
+def _judge_origin(found: Origin | None, environment: str | None) -> list[Finding]:
+    """A copy whose jobs run nowhere. Who names no environment, as on an operator's machine, may ask any."""
+    if found is None or found.is_here:
+        return []
+    if found.environment is not None and environment is None:
+        return [Finding("ok", "origin", str(found))]
+    return [Finding("bad", "origin", *found.fault(environment))]
 
 
 def _judge_clock(skew_s: float) -> Finding:
@@ -149,10 +160,11 @@ def _judge_transactions(facts: Doctor) -> Finding:
 
 def _judge_workers(facts: Doctor) -> list[Finding]:
     findings = [Finding("ok", "workers", f"{facts.workers} up")]
+    remedy = "other workers rescue their jobs within a minute; see pgworkd workers"
     if not facts.workers:
         findings = [Finding("warn", "workers", "none is up", "start one with pgworkd run")]
+        remedy = "the next one that starts rescues their jobs within a minute; see pgworkd workers"
     if facts.workers_lost:
-        remedy = "other workers rescue their jobs within a minute; see pgworkd workers"
         findings.append(Finding("warn", "workers", f"{facts.workers_lost} lost", remedy))
     return findings
 

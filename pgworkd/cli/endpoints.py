@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, MetricsListen, ask, ask_any, settings_of
+from pgworkd.cli.common import Dsn, Json, MetricsListen, ask, ask_any, duration, settings_of
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.redaction import escaped
@@ -34,12 +34,9 @@ Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign: anybody
 Mode = Annotated[
     str | None, typer.Option("--mode", metavar="sync|callback", help="callback: 202 leaves the end to a later request.")
 ]
-TimeoutS = Annotated[
-    float | None, typer.Option("--timeout-s", metavar="SECONDS", help="Time for an answer; default: 30.")
-]
+TimeoutS = Annotated[float | None, duration("--timeout-s", text="Time for an answer; default: 30.")]
 CallbackTimeoutS = Annotated[
-    float | None,
-    typer.Option("--callback-timeout-s", metavar="SECONDS", help="Time for a callback, unless extended; default: 300."),
+    float | None, duration("--callback-timeout-s", text="Time for a callback, unless extended; default: 300.")
 ]
 AllowPrivate = Annotated[
     bool | None,
@@ -64,7 +61,7 @@ def push(
     secrets_dir: SecretsDir = None,
     shutdown_s: Annotated[
         str | None,
-        typer.Option("--shutdown-s", metavar="SECONDS", help="How long requests may take to finish at a stop."),
+        typer.Option("--shutdown-s", metavar="DURATION", help="How long requests may take to finish at a stop."),
     ] = None,
     metrics_listen: MetricsListen = None,
     worker_name: Annotated[

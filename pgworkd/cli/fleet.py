@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, QueueOption, ask_any, note_standby, note_unknown
+from pgworkd.cli.common import (
+    Dsn,
+    Json,
+    QueueOption,
+    Yes,
+    ask,
+    ask_any,
+    confirm,
+    note_standby,
+    note_unknown,
+    settings_of,
+)
 from pgworkd.cli.output import as_json, is_terminal, note, out, table
+from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.queries import Stats, WorkerRow
+    from pgworkd.words.origin import Origin
 
 
 class Metric(StrEnum):
@@ -100,9 +113,39 @@ async def _stats(queue: str | None, admin: Admin) -> Stats:
     return found
 
 
+def adopt(*, yes: Yes = False, dsn: Dsn = None) -> None:
+    """Run the jobs of this database here from now on: after a restore, a move or an upgrade of the server.
+
+    Workers refuse to run the jobs of a copy: a dump restored elsewhere, or
+    under another name, or the database of another environment
+    (PGWORKD_ENVIRONMENT). This ends that, and makes it this environment's.
+    """
+    settings = settings_of(dsn)
+
+    async def seen(admin: Admin) -> tuple[Origin | None, Stats, int]:
+        schedules = [row for row in await admin.schedules.find() if row.enabled]
+        return await admin.origin(settings.environment), await admin.stats(), len(schedules)
+
+    origin, live, schedules = ask(dsn, seen)
+    to = "this database" if settings.environment is None else f"the environment {settings.environment!r}"
+    if origin is not None and origin.is_here and origin.environment == settings.environment:
+        out(f"its jobs belong to {to} already: nothing to do")
+        return
+    before = "nobody yet" if origin is None else str(origin)
+    work = f"{counted(live.depth, 'job')} due, {live.scheduled} later, {live.running} running when it was copied"
+    confirm(
+        f"run the jobs of {settings.dsn_redacted} for {to}, which belong to {before}: {work}, "
+        f"{counted(schedules, 'schedule')}",
+        yes=yes,
+    )
+    ask(dsn, lambda admin: admin.adopt(settings.environment))
+    out(f"its jobs belong to {to}, and run here from now on")
+
+
 def config_show() -> None:
     """Show every setting, its value and its source."""
-    from pgworkd.settings.config import describe, load
+    from pgworkd.settings.config import load
+    from pgworkd.settings.shown import describe
 
     settings = load()
     table(("setting", "value", "from"), describe(settings), whole=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgworkd.cli import stop_signals
-from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, settings_of
+from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, log_notes, settings_of
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.words.address import listed
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pgworkd.admin.admin import Admin
-    from pgworkd.http.request.gateway import GatewayOptions
     from pgworkd.http.server import Server
     from pgworkd.settings.config import Settings
     from pgworkd.words.access import TokenText
@@ -82,7 +81,8 @@ def serve(
     with contextlib.closing(bound(address, f"http_listen ({settings.origin('http_listen')})")) as listener:
         _check_open(settings, listener)
         app = _application(settings, listener, requests=debug_http, bodies=debug_bodies)
-        log.configure(settings.log_level, settings.log_format)
+        log.configure(settings.log_level, settings.log_format, settings.worker_name)
+        log_notes(settings.notes)
         spare_collector()
         stop_signals.hold()
         code = anyio.run(
@@ -98,14 +98,18 @@ def serve(
 
 def _application(settings: Settings, listener: socket.socket, *, requests: bool, bodies: bool) -> Any:
     """The application; `requests`, `bodies`: what it logs."""
+    from dataclasses import replace
+
+    from pgworkd.engine.life.heartbeat import end_process
     from pgworkd.http.app import Application
     from pgworkd.http.request.access import anyone
     from pgworkd.http.request.debug import log_request
     from pgworkd.http.request.gateway import Gateway
+    from pgworkd.options import gateway_options
     from pgworkd.words import log
     from pgworkd.words.events import Events
 
-    options = _options(settings, listener)
+    options = replace(gateway_options(settings, listener.getsockname()[0]), end_process=end_process)
     events = Events()
     events.listen(log.listener(settings.log_level), except_for=log.below_level(settings.log_level))
     gateway = Gateway(options, anyone if settings.http_auth == "none" else None, events)
@@ -115,12 +119,12 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
 async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
     """Serves until a stop signal; the exit code."""
     import anyio
-    import structlog
 
     from pgworkd.fleet.sd_notify import SystemdNotifier
     from pgworkd.metrics.endpoint import bound
+    from pgworkd.words import log
 
-    logger = structlog.get_logger("pgworkd")
+    logger = log.logger()
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         vitals = _Vitals(server, app)
         async with anyio.create_task_group() as tasks:
@@ -168,31 +172,6 @@ class _Vitals:
         refused = self._app.gateway.remote.tallies.refusals.text()
         connections = counted(len(self._server.server_state.connections), "connection")
         return f"{refused and refused + '; '}{connections}, {self._app.gateway.waiters} waiting"
-
-
-def _options(settings: Settings, listener: socket.socket) -> GatewayOptions:
-    import socket as socket_
-
-    from pgworkd.cli import serve
-    from pgworkd.database.connection import ConnectionOptions
-    from pgworkd.engine.life.heartbeat import end_process
-    from pgworkd.http.request.gateway import LOOPBACK, GatewayOptions
-
-    own = listener.getsockname()[0]
-    given = listed(settings.http_hosts)
-    names = {*LOOPBACK, *given, socket_.gethostname(), socket_.getfqdn(), f"[{own}]" if ":" in own else own}
-    database = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
-    return GatewayOptions(
-        database,
-        connections_max=settings.http_connections_max,
-        waiters_max=settings.http_waiters_max,
-        hosts=tuple(sorted(name.lower() for name in names)),
-        requests_per_s=settings.http_requests_per_s,
-        api="api" in listed(settings.http_with),
-        workers="workers" in listed(settings.http_with),
-        loop_limit_s=serve.options(settings).loop_limit,
-        end_process=end_process,
-    )
 
 
 def _check_open(settings: Settings, listener: socket.socket) -> None:

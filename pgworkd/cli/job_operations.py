@@ -11,7 +11,19 @@ import typer
 from pgworkd.admin.operations import operate, refused
 from pgworkd.cli import bulk
 from pgworkd.cli.bulk import CHUNK, Bulk
-from pgworkd.cli.common import Dsn, Json, KindOption, QueueOption, Status, Yes, ask, ask_any, instant_of, stdin_text
+from pgworkd.cli.common import (
+    Dsn,
+    Json,
+    KindOption,
+    QueueOption,
+    Status,
+    Yes,
+    ask,
+    ask_any,
+    duration,
+    instant_of,
+    stdin_text,
+)
 from pgworkd.cli.output import as_json, note, out, parsed, table
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import counted
@@ -29,6 +41,9 @@ Key = Annotated[
     str | None, typer.Option("--key", metavar="KEY", help="Only jobs with this serialize, limit or dedupe key.")
 ]
 Batch = Annotated[UUID | None, typer.Option("--batch", metavar="ID", help="Only jobs of this batch.")]
+Group = Annotated[
+    int | None, typer.Option("--group", metavar="N", min=1, help="Only jobs that died of this error: see pgworkd dead.")
+]
 StatusOption = Annotated[Status | None, typer.Option("--status", "-s", help="Only jobs with this status.")]
 All = Annotated[bool, typer.Option("--all", help="Jobs of all queues, if no other filter is given.")]
 CallBack = Annotated[
@@ -59,6 +74,7 @@ def retry(
     kind: KindOption = None,
     key: Key = None,
     batch: Batch = None,
+    group: Group = None,
     status: StatusOption = None,
     all_queues: All = False,
     limit: Limit = None,
@@ -71,7 +87,7 @@ def retry(
     if dead and status not in (None, Status.DEAD):
         raise UsageError(f"--dead and --status {status}: give one of them")
     wanted = Status.DEAD if dead else status
-    which = _which(ids, queue, kind, key, batch, wanted or (None if ids else Status.DEAD), all_queues)
+    which = _which(ids, queue, kind, key, batch, wanted or (None if ids else Status.DEAD), all_queues, group)
     if which is None:
         return _ids(dsn, ids, lambda admin, some: _retry_ids(admin, some, call_back=call_back), json=json)
 
@@ -115,6 +131,7 @@ def discard(
     kind: KindOption = None,
     key: Key = None,
     batch: Batch = None,
+    group: Group = None,
     status: StatusOption = None,
     all_queues: All = False,
     limit: Limit = None,
@@ -123,7 +140,7 @@ def discard(
     dsn: Dsn = None,
 ) -> int:
     """Move dead jobs to the history, which is deleted after its retention period."""
-    which = _which(ids, queue, kind, key, batch, status or (None if ids else Status.DEAD), all_queues)
+    which = _which(ids, queue, kind, key, batch, status or (None if ids else Status.DEAD), all_queues, group)
     if which is None:
         return _discard_ids(dsn, ids or [], json=json)
 
@@ -153,7 +170,7 @@ def edit(
     run_at: Annotated[
         str | None, typer.Option("--run-at", metavar="INSTANT", help="When it is due: 2027-01-31T07:00:00+01:00.")
     ] = None,
-    delay_s: Annotated[float | None, typer.Option("--delay-s", help="Seconds from now until it is due.")] = None,
+    delay_s: Annotated[float | None, duration("--delay-s", text="Time from now until it is due.")] = None,
     priority: Annotated[
         int | None, typer.Option("--priority", min=-_INT4, max=_INT4 - 1, help="Higher priorities run first.")
     ] = None,
@@ -209,17 +226,18 @@ def _which(
     batch: UUID | None,
     status: Status | None,
     all_queues: bool,  # noqa: FBT001
+    group: int | None = None,
 ) -> JobFilter | None:
     """The filter, or None if ids are given instead. UsageError for both or neither."""
     from pgworkd.admin.jobs import JobFilter
 
-    which = JobFilter(queue, kind, key, batch, None if status is None else status.value, all_queues)
+    which = JobFilter(queue, kind, key, batch, None if status is None else status.value, all_queues, group)
     if ids:
         if which != JobFilter():
             raise UsageError("give either ids or filters such as --queue, not both")
         return None
     if not which.narrow and not all_queues:
-        raise UsageError("no jobs selected: give ids, --queue, --kind, --key or --batch, or --all for all queues")
+        raise UsageError("no jobs selected: give ids, a filter such as --queue, or --all for all queues")
     return which
 
 

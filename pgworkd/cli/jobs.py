@@ -19,10 +19,11 @@ from pgworkd.cli.common import (
     ask,
     ask_any,
     check_queue,
+    duration,
     instant_of,
     stdin_text,
 )
-from pgworkd.cli.output import as_json, cell, is_terminal, note, out, parsed, table
+from pgworkd.cli.output import as_json, brief_error, cell, is_terminal, note, out, parsed, table
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.redaction import escaped
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _INT4 = 2**31
 
 DedupeFor = Annotated[
-    float | None, typer.Option("--dedupe-for-s", help="Seconds from now for which the dedupe key stays taken.")
+    float | None, duration("--dedupe-for-s", text="Time from now for which the dedupe key stays taken.")
 ]
 SerializeKey = Annotated[
     str | None, typer.Option("--serialize-key", help="Jobs of the queue with the same key run one at a time, in order.")
@@ -75,7 +76,7 @@ def enqueue(
         int | None,
         typer.Option("--priority", min=-_INT4, max=_INT4 - 1, help="Higher priorities run first; default: 0."),
     ] = None,
-    delay_s: Annotated[float | None, typer.Option("--delay-s", help="Seconds until it is due.")] = None,
+    delay_s: Annotated[float | None, duration("--delay-s", text="Time until it is due.")] = None,
     run_at: Annotated[
         str | None, typer.Option("--run-at", metavar="INSTANT", help="When it is due: 2027-01-31T07:00:00+01:00.")
     ] = None,
@@ -157,7 +158,8 @@ def jobs(
         as_json([row._asdict() for row in found.rows])
     else:
         columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
-        table(columns, [[getattr(row, name) for name in columns] for row in found.rows])
+        rows = [row._replace(error=brief_error(row.error)) for row in found.rows]
+        table(columns, [[getattr(row, name) for name in columns] for row in rows])
     if not found.complete:
         note(f"only the newest {HISTORY_ROWS_MAX:,} finished jobs were searched")
 

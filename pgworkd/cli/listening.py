@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from pgworkd.metrics import REPORT_TO
+from pgworkd.words import log
 
 if TYPE_CHECKING:
     from pgworkd.metrics.samples import Source
@@ -45,6 +44,6 @@ def listening(settings: Settings, source: Callable[[], Source]) -> Iterator[None
     listener = listen(
         parse_address(settings.metrics_listen or ""), f"metrics_listen ({settings.origin('metrics_listen')})"
     )
-    structlog.get_logger("pgworkd").info("metrics.listening", address=str(endpoint.bound(listener)))
+    log.logger().info("metrics.listening", address=str(endpoint.bound(listener)))
     with endpoint.served(source(), listener):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ import typer
 from pgworkd.errors import PgworkdError
 from pgworkd.words.redaction import escaped, redact
 
+_MODULE = re.compile(r"^(?:[^\W\d]\w*\.)+(?=[^\W\d]\w*(?::|$))")
 CELL_CHARS_MAX = 200
 """The longest text in a table that goes into a pipe; --json prints all of it."""
 
@@ -71,16 +73,22 @@ def shortened(text: str, chars: int) -> str:
     return text if len(text) <= chars else text[: max(0, chars - 1)] + "\u2026"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False) -> None:
+def brief_error(text: str | None) -> str | None:
+    """An error for a table: its type without the module, so that the message has room."""
+    return None if text is None else _MODULE.sub("", text, count=1)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bool = False, legible: str = "") -> None:
     """Prints rows under their headings, one line each: fitted to a terminal, as wide as needed in a pipe.
 
     Long texts are shortened, in a pipe to CELL_CHARS_MAX; `whole` prints all of them, on a terminal in several lines.
+    `legible`: the column whose text matters most on a narrow terminal.
     """
     rows = list(rows)
     if is_terminal():
         from pgworkd.cli.table import terminal_table
 
-        text, left_out = terminal_table(columns, rows, cell, whole=whole) if rows else ("no rows", [])
+        text, left_out = terminal_table(columns, rows, cell, whole=whole, legible=legible) if rows else ("no rows", [])
         out(text)
         if left_out:
             note(f"the terminal is too narrow for {', '.join(left_out)}: widen it, or use --json")

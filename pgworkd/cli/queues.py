@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, QueueArgument, ask, ask_any, check_queue, instant_of, note_standby
+from pgworkd.cli.common import (
+    Dsn,
+    Json,
+    QueueArgument,
+    ask,
+    ask_any,
+    check_queue,
+    duration,
+    note_standby,
+    one_or_all,
+    span_or_instant,
+)
 from pgworkd.cli.output import as_json, is_terminal, out, table
 from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
+from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
@@ -26,12 +38,16 @@ _COLUMNS_TERMINAL = (  # a narrow terminal omits the rightmost first
 )
 
 ForS = Annotated[
-    float | None,
-    typer.Option("--for", "--for-s", metavar="SECONDS", help="Length of the pause; default: until resumed."),
+    float | None, duration("--for", "--for-s", text="Length of the pause, such as 10m; default: until resumed.")
 ]
 Until = Annotated[
-    str | None, typer.Option("--until", metavar="INSTANT", help="End of the pause: 2027-01-31T07:00:00+01:00.")
+    str | None,
+    typer.Option("--until", metavar="INSTANT|DURATION", help="End of the pause: 2027-01-31T07:00:00+01:00, or 10m."),
 ]
+QueueOrAll = Annotated[
+    str | None, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name, or --all.")
+]
+All = Annotated[bool, typer.Option("--all", help="All queues.")]
 Exact = Annotated[bool, typer.Option("--exact", help="Count now, however many jobs there are.")]
 Create = Annotated[bool, typer.Option("--create", help="Allow a queue that does not exist yet.")]
 Unset = Annotated[
@@ -42,7 +58,7 @@ Text = str | None  # parsed by settings.queue, whose errors say what to write in
 
 
 def _number(flag: str, help_: str) -> Any:
-    return typer.Option(flag, metavar="N" if not flag.endswith("-s") else "SECONDS", help=help_)
+    return typer.Option(flag, metavar="N" if not flag.endswith("-s") else "DURATION", help=help_)
 
 
 group = typer.Typer(help="List the queues and their effective settings; change them for every daemon at once.")
@@ -162,34 +178,50 @@ def _check_changes(changes: Mapping[str, object], emptied: Mapping[str, object])
 
 @group.command()
 def pause(
-    queue: QueueArgument, *, for_s: ForS = None, until: Until = None, create: Create = False, dsn: Dsn = None
+    queue: QueueOrAll = None,
+    *,
+    every: All = False,
+    for_s: ForS = None,
+    until: Until = None,
+    create: Create = False,
+    dsn: Dsn = None,
 ) -> None:
-    """Start no more jobs of a queue; running jobs continue."""
+    """Start no more jobs of a queue, or of all that exist now; running jobs continue."""
+    one_or_all(queue, "queue", every=every)
     if for_s is not None and until is not None:
         raise UsageError("--for and --until: give one of them")
-    at = None if until is None else instant_of(until, "--until")
+    for_s, at = (for_s, None) if until is None else span_or_instant(until, "--until")
 
-    async def question(admin: Admin) -> None:
-        await check_queue(admin, queue, create=create)
-        await admin.queues.pause(queue, for_s, at)
+    async def question(admin: Admin) -> int:
+        if queue is not None:
+            await check_queue(admin, queue, create=create)
+        names = await admin.queues.names() if queue is None else [queue]
+        for name in names:
+            await admin.queues.pause(name, for_s, at)
+        return len(names)
 
-    ask(dsn, question)
+    paused = ask(dsn, question)
     end = "until resumed" if for_s is None else f"for {for_s:g} s"
-    out(f"queue {escaped(queue)} is paused {end if at is None else f'until {at.isoformat()}'}")
+    what = f"queue {escaped(queue)} is" if queue is not None else f"{counted(paused, 'queue')} paused:"
+    out(f"{what}{' paused' if queue is not None else ''} {end if at is None else f'until {at.isoformat()}'}")
 
 
 @group.command()
-def resume(queue: QueueArgument, *, dsn: Dsn = None) -> None:
-    """End a queue's pause."""
+def resume(queue: QueueOrAll = None, *, every: All = False, dsn: Dsn = None) -> None:
+    """End a queue's pause, or all pauses."""
+    one_or_all(queue, "queue", every=every)
 
-    async def question(admin: Admin) -> bool:
-        if await admin.queues.resume(queue):
-            return True
-        await check_queue(admin, queue)
-        return False
+    async def question(admin: Admin) -> int:
+        resumed = await admin.queues.resume(queue)
+        if not resumed and queue is not None:
+            await check_queue(admin, queue)
+        return resumed
 
-    was_paused = ask(dsn, question)
-    out(f"queue {escaped(queue)} " + ("is resumed" if was_paused else "was not paused"))
+    resumed = ask(dsn, question)
+    if queue is None:
+        out(f"{counted(resumed, 'queue')} resumed")
+    else:
+        out(f"queue {escaped(queue)} " + ("is resumed" if resumed else "was not paused"))
 
 
 def _all(found: list[EffectiveSetting] | None) -> list[EffectiveSetting]:

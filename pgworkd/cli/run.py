@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pgworkd.cli import stop_signals
-from pgworkd.cli.common import Dsn, MetricsListen, hinted, settings_of
+from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 
@@ -27,7 +27,7 @@ LeaseS = Annotated[
     str | None,
     typer.Option(
         "--lease-s",
-        metavar="SECONDS",
+        metavar="DURATION",
         help="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
     ),
 ]
@@ -52,14 +52,14 @@ def run(
     lease_s: LeaseS = None,
     heartbeat_s: Annotated[
         Seconds,
-        typer.Option("--heartbeat-s", metavar="SECONDS", help="Time between lease renewals; at most lease / 3."),
+        typer.Option("--heartbeat-s", metavar="DURATION", help="Time between lease renewals; at most lease / 3."),
     ] = None,
     poll_s: Annotated[
-        Seconds, typer.Option("--poll-s", metavar="SECONDS", help="Polling interval of an idle queue.")
+        Seconds, typer.Option("--poll-s", metavar="DURATION", help="Polling interval of an idle queue.")
     ] = None,
     shutdown_s: Annotated[
         Seconds,
-        typer.Option("--shutdown-s", metavar="SECONDS", help="How long running jobs may take to finish at a stop."),
+        typer.Option("--shutdown-s", metavar="DURATION", help="How long running jobs may take to finish at a stop."),
     ] = None,
     metrics_listen: MetricsListen = None,
     remote: Remote = None,
@@ -113,12 +113,11 @@ def migrate(
 
     import anyio
 
-    from pgworkd.database.connection import ConnectionOptions
+    from pgworkd.options import connection_options
 
     settings = settings_of(dsn)
-    options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s, settings.command_timeout_s)
     try:
-        before, after = anyio.run(partial(schema.migrate, options, force=force, say=note))
+        before, after = anyio.run(partial(schema.migrate, connection_options(settings), force=force, say=note))
     except (DatabaseUnavailable, DatabaseError) as error:
         raise hinted(error, settings) from None
     out(f"schema version: {'none' if before is None else before} before, {after} now")
@@ -154,12 +153,14 @@ def dev(*, data: Data = None) -> None:
 
     from pgworkd.database import schema
     from pgworkd.database.connection import ConnectionOptions
-    from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+    from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 
     server = EmbeddedPostgres(data)
     try:
         try:
             server.start()
+        except EmbeddedMissing as error:
+            raise UsageError(str(error)) from None
         except EmbeddedUnavailable as error:
             raise _in_one_line(error) from None
         _, version = anyio.run(schema.migrate, ConnectionOptions(server.dsn()))
@@ -180,9 +181,7 @@ def dev(*, data: Data = None) -> None:
 
 def demo(
     *,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", metavar="N", help="Duration in seconds; default: until Ctrl-C.")
-    ] = None,
+    seconds: Annotated[float | None, duration("--seconds", text="How long; default: until Ctrl-C.")] = None,
     data: Data = None,
     path: Annotated[
         Path | None, typer.Option("--path", metavar="DIR", help="Files to process; default: those of pgworkd itself.")

@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, ask, ask_any
+from pgworkd.cli.common import Dsn, Json, ask, ask_any, one_or_all
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.errors import UsageError
 from pgworkd.words.redaction import escaped
+from pgworkd.words.validation import counted
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_default=False)]
+NameOrAll = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="The schedule's name, or --all.", show_default=False)
+]
+All = Annotated[bool, typer.Option("--all", help="All schedules.")]
 group = typer.Typer(help="List the schedules; enable, disable or remove one, or run it now.")
 
 
@@ -43,17 +48,27 @@ def schedules(context: typer.Context, *, json: Json = False, dsn: Dsn = None) ->
 
 
 @group.command()
-def enable(name: Name, *, dsn: Dsn = None) -> None:
-    """Enable a schedule; occurrences missed while it was disabled follow its rule for missed ones."""
-    changed = ask(dsn, lambda admin: admin.schedules.enable(name))
-    out(f"schedule {escaped(name)} " + ("is enabled" if changed else "was enabled already"))
+def enable(name: NameOrAll = None, *, every: All = False, dsn: Dsn = None) -> None:
+    """Enable a schedule, or all; occurrences missed while it was disabled follow its rule for missed ones."""
+    _switch(name, dsn, every=every, enabled=True)
 
 
 @group.command()
-def disable(name: Name, *, dsn: Dsn = None) -> None:
-    """Disable a schedule; a job that is due or running is not affected. Starting a daemon does not enable it."""
-    changed = ask(dsn, lambda admin: admin.schedules.disable(name))
-    out(f"schedule {escaped(name)} " + ("is disabled" if changed else "was disabled already"))
+def disable(name: NameOrAll = None, *, every: All = False, dsn: Dsn = None) -> None:
+    """Disable a schedule, or all; a job that is due or running stays. Starting a daemon does not enable it."""
+    _switch(name, dsn, every=every, enabled=False)
+
+
+def _switch(name: str | None, dsn: str | None, *, every: bool, enabled: bool) -> None:
+    one_or_all(name, "schedule", every=every)
+    state = "enabled" if enabled else "disabled"
+    if name is None:
+        changed = ask(dsn, lambda admin: admin.schedules.enable_all(enabled=enabled))
+        out(f"{counted(changed, 'schedule')} {state}")
+    else:
+        operation = "enable" if enabled else "disable"
+        was = not ask(dsn, lambda admin: getattr(admin.schedules, operation)(name))
+        out(f"schedule {escaped(name)} " + (f"was {state} already" if was else f"is {state}"))
 
 
 @group.command()

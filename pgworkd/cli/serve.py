@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import structlog
 
 from pgworkd.cli import listening, stop_signals
+from pgworkd.cli.common import log_notes
 from pgworkd.cli.programs import Program, check_queues, program
-from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
-from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
+from pgworkd.options import daemon_options
 from pgworkd.settings.config import Settings, load
 from pgworkd.words import events, log, traces
 from pgworkd.words.events import Events, Listener
@@ -42,8 +41,6 @@ STUCK_S = 5.0
 """How much longer than its own limits a stop may take before the process is ended."""
 GC_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))  # of Python 3.11 and 3.12, 3.13, 3.14
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
-NO_DATABASE = "postgresql://"
-"""The address of a daemon that works through a gateway: it is never connected to."""
 THREADS_S = 0.5
 """How long idle threads may take to end once the loop is gone."""
 
@@ -54,7 +51,7 @@ def serve(flags: Mapping[str, object], *, push: bool = False) -> int:
     `push`: one that sends jobs, and has no application.
     """
     settings = load(**flags)
-    is_child = _follow_parent(_stop_s(options(settings)) + 2 * STUCK_S)
+    is_child = _follow_parent(_stop_s(daemon_options(settings)) + 2 * STUCK_S)
     found = program(settings, push=push)
     spare_collector()
     stop_signals.hold()
@@ -89,8 +86,7 @@ class _Service:
     async def run(self) -> int:
         """Runs it; the exit code. Raises the daemon's errors."""
         daemon = self._supervisor() if self._settings.processes > 1 else self._daemon()
-        for line in self._notes:  # only now: if the start fails, its error shall be the only line
-            _logger().warning("settings.note", note=line)
+        log_notes(self._notes)  # only now: if the start fails, its error shall be the only line
         code, problem = 1, None
         # Before the first await: a stop signal must be handled while the daemon waits for the database.
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -114,7 +110,7 @@ class _Service:
         queues = self._settings.queues or None
         parts = (*self._parts, *_tracing())
         ends = {"end_process": end_process, "kill_timer": KillTimer.made()}
-        daemon = self._make(self._app, options(self._settings), queues=queues, parts=parts, **ends)
+        daemon = self._make(self._app, daemon_options(self._settings), queues=queues, parts=parts, **ends)
         self._events = daemon.events
         self._events.listen(self._listener, except_for=log.below_level(self._settings.log_level))
         notifier = SystemdNotifier()
@@ -127,7 +123,8 @@ class _Service:
 
     def _supervisor(self) -> Supervisor:
         self._app.slots(self._settings.queues or None)  # invalid settings are reported once, before any daemon starts
-        return Supervisor(options(self._settings), self._settings.processes, reports=listening.wanted(self._settings))
+        reports = listening.wanted(self._settings)
+        return Supervisor(daemon_options(self._settings), self._settings.processes, reports=reports)
 
     async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
         """Stops gracefully at the first signal, at once at the second; ends the process at the third, or if stuck."""
@@ -193,35 +190,19 @@ def _observe(daemon: Daemon) -> None:
     observe(DaemonSource(daemon))
 
 
-def options(settings: Settings) -> DaemonOptions:
-    """The daemon's options from the settings."""
-    dsn = settings.dsn_required() if settings.remote is None else NO_DATABASE
-    return DaemonOptions(
-        ConnectionOptions(dsn, settings.connect_timeout_s, settings.command_timeout_s),
-        worker_name=settings.worker_name,
-        lease_s=settings.lease_s,
-        heartbeat_s=settings.heartbeat_s,
-        loop_limit_s=settings.loop_limit_s,
-        poll_s=settings.poll_s,
-        shutdown_s=settings.shutdown_s,
-        transactions_max=settings.transactions_max,
-        slow_min_s=settings.slow_min_s,
-        slow_factor=settings.slow_factor,
-        statistics=settings.statistics == "on",
-        periods=Periods(keep_days=settings.keep_days, keep_dead_days=settings.keep_dead_days),
-    )
-
-
 def _stop_s(options: DaemonOptions, *, now: bool = False) -> float:
     """How long a stop may take, in seconds, by the daemon's own limits."""
     return (0.0 if now else options.shutdown_s) + options.cancel_grace_s + FLUSH_GRACE_S
 
 
 def _stop_notes(settings: Settings) -> list[str]:
-    """A warning in a container whose default stop timeout is shorter, unless shutdown_s is set explicitly."""
-    if settings.origin("shutdown_s") != "default":
+    """A warning in a container whose default stop timeout is shorter, unless shutdown_s is set explicitly.
+
+    None on a terminal: who sits there stops it with Ctrl-C.
+    """
+    if settings.origin("shutdown_s") != "default" or (sys.stderr is not None and sys.stderr.isatty()):
         return []
-    took_s, shutdown_s = _stop_s(options(settings)), settings.shutdown_s
+    took_s, shutdown_s = _stop_s(daemon_options(settings)), settings.shutdown_s
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         killed, remedy = "Kubernetes kills after 30 s", f"set terminationGracePeriodSeconds to {took_s + STUCK_S:.0f}"
     elif any(path.exists() for path in CONTAINER_MARKS):
@@ -300,4 +281,4 @@ def has_uvloop() -> bool:
 
 
 def _logger() -> Any:
-    return structlog.get_logger("pgworkd")
+    return log.logger()

@@ -14,6 +14,8 @@ TEXT_CHARS_MIN = 12
 """Texts are not cut shorter than this while there is a column that can be omitted."""
 TEXT_CHARS_FAIR = 32
 """Empty columns are omitted before texts are cut shorter than this."""
+LEGIBLE_CHARS = 40
+"""The column that matters most is not cut shorter than this while there is one that can be omitted."""
 GAP = 2
 
 
@@ -29,14 +31,21 @@ class _Column(NamedTuple):
 
 
 def terminal_table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], cell: Callable[[object], str], *, whole: bool = False
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    cell: Callable[[object], str],
+    *,
+    whole: bool = False,
+    legible: str = "",
 ) -> tuple[str, list[str]]:
     """The table as text, and the names of the columns that were omitted although they are not empty.
 
-    `whole`: texts are wrapped instead of cut. The first and the last column are never omitted.
+    `whole`: texts are wrapped instead of cut. `legible`: the column that others are omitted for, as its text matters
+    most. The first and the last column are never omitted.
     """
     console = Console()
     found = [_column(name, [row[index] for row in rows], cell) for index, name in enumerate(columns)]
+    found = [each._replace(least=min(each.width, LEGIBLE_CHARS)) if each.name == legible else each for each in found]
     kept = _kept(found, console.width)
     widths = _widths(kept, console.width)
     shown = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")

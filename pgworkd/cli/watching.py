@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pgworkd.cli import stop_signals
-from pgworkd.cli.common import Dsn, settings_of
+from pgworkd.cli.common import Dsn, log_notes, settings_of
 from pgworkd.cli.output import out
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.words.redaction import escaped
@@ -39,8 +39,8 @@ def exporter(
     """
     import anyio
 
-    from pgworkd.database.connection import ConnectionOptions
     from pgworkd.metrics import server
+    from pgworkd.options import connection_options
     from pgworkd.settings.file import quoted
     from pgworkd.words import log
     from pgworkd.words.address import parse_address
@@ -50,9 +50,10 @@ def exporter(
         address = parse_address(listen)
     except ValueError as error:
         raise UsageError(f"--listen {quoted(listen)} {error}") from None
-    options = ConnectionOptions(settings.dsn_required(), settings.connect_timeout_s)
+    options = connection_options(settings)
     with contextlib.closing(server.listen(address, "--listen")) as listener:
         log.configure(settings.log_level, settings.log_format)
+        log_notes(settings.notes)
         stop_signals.hold()
         anyio.run(_export, listener, options)
     stop_signals.ignore()
@@ -62,18 +63,18 @@ def exporter(
 async def _export(listener: socket.socket, options: ConnectionOptions) -> None:
     """Serves until a stop signal."""
     import anyio
-    import structlog
     from anyio.from_thread import BlockingPortal
 
     from pgworkd.metrics import endpoint
     from pgworkd.metrics.exporter import DatabaseSource
+    from pgworkd.words import log
 
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         if stop_signals.asked():
             return
         async with BlockingPortal() as portal:
             source = DatabaseSource(options, portal)
-            structlog.get_logger("pgworkd").info("metrics.listening", address=str(endpoint.bound(listener)))
+            log.logger().info("metrics.listening", address=str(endpoint.bound(listener)))
             with endpoint.served(source, listener):
                 await anext(signals)
             await source.close()

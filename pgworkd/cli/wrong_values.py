@@ -1,4 +1,4 @@
-"""Errors about values on the command line, in this program's words.
+"""Errors about options and values on the command line, in this program's words.
 
 typer validates with pydantic and shows its errors as they are, such as "Input should be a valid integer, unable to
 parse string as an integer".
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pgworkd.settings.config import Settings
 from pgworkd.settings.file import quoted
 
 _KINDS = {
@@ -23,8 +24,11 @@ _KINDS = {
 
 
 def reworded(error: Any) -> str:
-    """The message of typer's error about the command line; unchanged where it does not come from pydantic."""
+    """The message of typer's error about the command line; unchanged if nothing better is known."""
     text = str(error.format_message())
+    setting = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    if text.startswith("No such option") and setting in Settings.model_fields:
+        return f"No such option: --{setting.replace('_', '-')}. It is a setting: set PGWORKD_{setting.upper()}"
     faults = getattr(error.__cause__, "errors", None)
     if faults is None:
         return text

@@ -26,6 +26,14 @@ class Progress(NamedTuple):
     dead: int
     cancelled: int
 
+    @property
+    def finished(self) -> bool:
+        """True when it has ended, in whichever way: cancelled, completed or completed with failures.
+
+        A retry of one of its dead jobs opens a finished batch again.
+        """
+        return self.state in ("cancelled", "completed", "completed with failures")
+
 
 class Cancelled(NamedTuple):
     """What a cancellation did: jobs cancelled, and running jobs asked to stop. `more`: daemons cancel the rest."""

@@ -27,7 +27,7 @@ from pgworkd.client import sent
 from pgworkd.client.batch_types import AddOptions, BatchOptions, Cancelled, ChildOptions, Kinds, Progress
 from pgworkd.client.columns import parts
 from pgworkd.client.connections import AnyAsyncConnection, Step, SyncConnection, answered, way
-from pgworkd.client.new_job import FIELDS, META, NAME_CHARS_MAX, PAYLOAD, NewJob, new_ids, new_job, row
+from pgworkd.client.new_job import FIELDS, META, NAME_CHARS_MAX, PAYLOAD, NewJob, new_ids, new_job, row, unexpected
 from pgworkd.client.statements import ADD_JOBS, BATCH_PROGRESS, CANCEL_BATCH, CREATE_BATCH, SEAL_BATCH
 from pgworkd.client.tracing import producing, ran
 from pgworkd.errors import UsageError
@@ -243,8 +243,8 @@ def _values(job: NewJob) -> dict[str, Any]:
 
 
 def _known(options: Mapping[str, Any], known: Any) -> None:
-    if unknown := sorted(options.keys() - known.__annotations__.keys()):
-        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+    if (error := unexpected(options, known.__annotations__)) is not None:
+        raise error
 
 
 def _open(

@@ -26,11 +26,24 @@ from pgworkd.errors import UsageError
 _ROLLBACK_S = 5.0
 
 
-class SyncConnection(Protocol):
+class CommittingConnection(Protocol):
     """What every sync connection has and no async one."""
 
     def commit(self) -> None:
         """Commits."""
+
+
+class ConnectionProxy(Protocol):
+    """What `django.db.connection` has for a checker that reads Django: a proxy, whose attributes are those of another.
+
+    No other connection has both.
+    """
+
+    def __getattr__(self, item: str, /) -> Any:
+        """An attribute of the connection."""
+
+    def __contains__(self, key: str, /) -> bool:
+        """Of the connection."""
 
 
 class AsyncConnection(Protocol):
@@ -47,6 +60,7 @@ class AsyncpgConnection(Protocol):
         """Returns one value."""
 
 
+SyncConnection: TypeAlias = CommittingConnection | ConnectionProxy
 AnyAsyncConnection: TypeAlias = AsyncConnection | AsyncpgConnection
 
 Step: TypeAlias = Callable[[], tuple[Statement, Sequence[Any]]]

@@ -40,6 +40,7 @@ from pgworkd.client.new_job import (
     NewJob,
     OnDuplicate,
     check_on_duplicate,
+    job_with,
     new_ids,
     row,
     waits,
@@ -143,7 +144,7 @@ def enqueue(
     Raises UsageError (InvalidPayload is one) at the call for an invalid value or an unsupported connection.
     """
     run = way(conn)
-    job = NewJob(queue, payload, **options)
+    job = job_with(queue, payload, options)
     fields = row(job)
     if on_duplicate is None:
         ids = new_ids(1)
@@ -177,7 +178,7 @@ def enqueue_once(conn: Any, job_id: UUID, queue: str, payload: object = None, **
     transaction must be READ COMMITTED (SQLSTATE 22023).
     """
     run = way(conn)
-    fields = row(NewJob(queue, payload, **options))
+    fields = row(job_with(queue, payload, options))
     steps = enqueues_once(identity(job_id, "job_id"), fields)
     span = traced(fields, job_id)
     return answered(ran(run, conn, steps, span), lambda rows: EnqueuedOnce(*rows[0]))

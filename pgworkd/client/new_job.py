@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pgworkd.errors import UsageError, delay_seconds
 from pgworkd.words.payload import encode
-from pgworkd.words.validation import instant, text, whole
+from pgworkd.words.validation import closest, instant, text, whole
 
 NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
 
@@ -64,6 +64,9 @@ class NewJob:
     dedupe_for: float | timedelta | None = None
     after: Iterable[UUID] = ()
     on_failed_dependency: OnFailedDependency = "wait"
+
+
+_NAMES = tuple(NewJob.__dataclass_fields__)
 
 
 class JobOptions(TypedDict, total=False):
@@ -158,7 +161,7 @@ def waits(job: NewJob, index: int = 0, at: str = "") -> Waits:
     """What the job depends on; UsageError, with `at` before the field's name, for an invalid value."""
     after = list(job.after) if isinstance(job.after, Iterable) else [None]
     if not all(isinstance(each, UUID) for each in after):
-        raise UsageError(f"{at}after must be a list of job ids, as enqueue() returns them")
+        raise UsageError(f"{at}after must be a list of job ids, UUIDs as enqueue() returns them; UUID(text) makes one")
     if job.on_failed_dependency not in get_args(OnFailedDependency):
         raise UsageError(f"{at}on_failed_dependency must be one of {', '.join(get_args(OnFailedDependency))}")
     return Waits(index, after, job.on_failed_dependency)
@@ -206,8 +209,26 @@ def new_job(job: Any, what: str) -> NewJob:
     """A NewJob, or a mapping with its arguments, as a NewJob; UsageError, naming it `what`, if it is neither."""
     try:
         return job if isinstance(job, NewJob) else NewJob(**job)
-    except TypeError as error:  # it says which key is unknown or missing, or that this is no mapping
-        raise UsageError(f"{what} is not a job: {error}") from None
+    except TypeError as error:  # it says which key is missing, or that this is no mapping
+        names = [key for key in job if isinstance(key, str)] if isinstance(job, Mapping) else []
+        fault = unexpected(names, _NAMES)
+        raise UsageError(f"{what} is not a job: {fault or error}") from None
+
+
+def job_with(queue: str, payload: object, options: Mapping[str, Any]) -> NewJob:
+    """A NewJob; TypeError that names an unknown option, and the one that may be meant."""
+    try:
+        return NewJob(queue, payload, **options)
+    except TypeError:
+        raise unexpected(options, _NAMES) or TypeError("queue and payload are given twice") from None
+
+
+def unexpected(given: Iterable[str], known: Iterable[str]) -> TypeError | None:
+    """The error for the first of these names that is not known; None if all are."""
+    for name in sorted(set(given).difference(known)):
+        meant = closest(name, known)
+        return TypeError(f"unexpected keyword argument {name!r}" + (f": did you mean {meant!r}?" if meant else ""))
+    return None
 
 
 def check_on_duplicate(on_duplicate: object, dedupe_key: str | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio.to_thread
 
 from pgworkd.client.batches import Batch
+from pgworkd.words.decorated import is_async
 from pgworkd.words.job import Job
 
 StreamFunction = Callable[[Any, Any], Any]
@@ -39,14 +40,18 @@ def stream_handler(function: StreamFunction) -> Callable[[dict[str, Any], Job], 
 
 async def _made(function: StreamFunction, given: Any, result: Any) -> list[object]:
     """All payloads: of a generator, sync or async, of a list, a single one, or none."""
-    if inspect.isasyncgenfunction(function):
-        return [payload async for payload in function(given, result)]
-    if inspect.iscoroutinefunction(function):
-        return _listed(await function(given, result))
-    return await anyio.to_thread.run_sync(lambda: _listed(function(given, result)))
+    if is_async(function) or inspect.isasyncgenfunction(function):
+        made = function(given, result)
+    else:
+        made = await anyio.to_thread.run_sync(lambda: _listed(function(given, result)))
+    if inspect.isawaitable(made):  # also of a plain decorator
+        made = await made
+    return [payload async for payload in made] if inspect.isasyncgen(made) else _listed(made)
 
 
-def _listed(made: Any) -> list[object]:
+def _listed(made: Any) -> Any:
     if made is None:
         return []
+    if inspect.isawaitable(made) or inspect.isasyncgen(made):
+        return made
     return list(made) if inspect.isgenerator(made) or isinstance(made, list | tuple) else [made]

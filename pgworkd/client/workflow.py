@@ -16,7 +16,7 @@ from typing import Any, Unpack, overload
 from uuid import UUID
 
 from pgworkd.client.connections import AnyAsyncConnection, SyncConnection, answered, depends, inserts, way
-from pgworkd.client.new_job import JobOptions, NewJob, OnFailedDependency, Waits, new_ids, row, waits
+from pgworkd.client.new_job import JobOptions, OnFailedDependency, Waits, job_with, new_ids, row, waits
 from pgworkd.client.tracing import ran, traced_all
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import text
@@ -59,7 +59,8 @@ class Workflow:
             raise UsageError(f"step {name!r}: after must be a list of names of steps and ids of jobs")
         before = list(after)
         ids = [each for each in before if not isinstance(each, str)]
-        job = NewJob(queue, payload, after=ids, on_failed_dependency=on_failed_dependency, **options)
+        waiting = {"after": ids, "on_failed_dependency": on_failed_dependency}
+        job = job_with(queue, payload, {**options, **waiting})
         at = f"step {name!r}: "
         self._steps[name] = _Step(row(job, at), [x for x in before if isinstance(x, str)], waits(job, 0, at))
 

@@ -28,7 +28,8 @@ from pgworkd.database.schedule_store import Occurrence, columns
 from pgworkd.database.settle_statements import variant
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
-from pgworkd.errors import DatabaseUnavailable, PgworkdError
+from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError
+from pgworkd.words.origin import READ, Origin
 from pgworkd.words.registration import SESSIONS_MIN, Registration, token_of
 
 CHANNEL = "pgworkd"
@@ -58,10 +59,18 @@ class Store(MaintenanceStore):
     """The daemon's calls to the database."""
 
     def __init__(
-        self, options: ConnectionOptions, queues: Callable[[], int] = lambda: 1, transactions_max: int = 20
+        self,
+        options: ConnectionOptions,
+        queues: Callable[[], int] = lambda: 1,
+        transactions_max: int = 20,
+        environment: str | None = None,
     ) -> None:
-        """`queues` returns the number of queues to claim from; `transactions_max`: see `TransactionPool`."""
+        """`queues` returns the number of queues to claim from; `transactions_max`: see `TransactionPool`.
+
+        `environment`: that of this process, which the database must belong to.
+        """
         self.options = options
+        self._environment = environment
         self._claims = ClaimConnections(options, queues)
         self._settles = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "settle")
         self._maintenance = Connection(replace(options, lock_timeout_s=LOCK_TIMEOUT_S), "maintenance")
@@ -71,8 +80,14 @@ class Store(MaintenanceStore):
         self.transactions = TransactionPool(options, transactions_max)
 
     async def verify(self) -> None:
-        """Raises SchemaError unless the schema is of this program's version."""
+        """Raises SchemaError unless the schema is of this program's version; NotAdopted if the database is a copy."""
         await schema.verify(self.options)
+        await self._belong()
+
+    async def _belong(self) -> None:
+        if not await self._maintenance.value("SELECT pgworkd.belong($1)", self._environment):
+            found = Origin(*(await self._maintenance.fetch(READ, self._environment))[0])
+            raise NotAdopted(": ".join(found.fault(self._environment)))
 
     def heartbeats(self, limit_s: float) -> HeartbeatStore:
         """The calls of a heartbeat thread, each of which takes `limit_s` at most, on a connection of their own."""
@@ -112,7 +127,11 @@ class Store(MaintenanceStore):
     async def register(
         self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None, kind: str = ""
     ) -> Registration:
-        """Registers a worker of that kind under a new id and token; `kinds`: those it has handlers for."""
+        """Registers a worker of that kind under a new id and token; `kinds`: those it has handlers for.
+
+        Raises NotAdopted if the database is a copy: the server may be another one than at the start.
+        """
+        await self._belong()
         args = (name, pid, version, lease_s, token := uuid4(), kinds, kind or "daemon")
         worker_id = await self._maintenance.value("SELECT pgworkd.register($1, $2, $3, $4, $5, $6, $7)", *args)
         return Registration.of(worker_id, token)

@@ -26,7 +26,7 @@ from pgworkd.database.connection import Connection, connect
 from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.demo.jobs import TABLES, File, app
 from pgworkd.demo.view import Tally, differences, live_view, queue_table, verdict
-from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.words.redaction import escaped
@@ -67,6 +67,8 @@ def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> 
     try:
         server.start()
         return anyio.run(Demo(server.dsn(), files, seconds).run)
+    except EmbeddedMissing as error:
+        raise UsageError(str(error)) from None
     except EmbeddedUnavailable as error:
         raise PgworkdError(str(error)) from error
     except OSError as error:

@@ -5,27 +5,24 @@ Nothing is ever imported or called because a row names it; only what is register
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, Unpack, get_type_hints, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from pydantic import TypeAdapter
 
 from pgworkd.client.batch_types import BatchOptions
 from pgworkd.client.batches import AsyncT, Batch, Opening, SyncT, batch
 from pgworkd.client.streams import stream_handler, stream_kind
 from pgworkd.database.signal_store import AlertRule
+from pgworkd.engine.functions import Mode, examined, name_of
 from pgworkd.errors import UsageError
 from pgworkd.words.backoff import Backoff
-from pgworkd.words.job import Job
 from pgworkd.words.recurrence import MISSED_GRACE_S, Recurrence
 
-Mode = Literal["loop", "thread", "process"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONCURRENCY_DEFAULT = 10
@@ -122,12 +119,11 @@ class App:
 
         def register(function: Function) -> Function:
             if (other := self.handlers.get(kind)) is not None:
-                raise UsageError(f"two handlers for kind {kind!r}: {_name(other.function)} and {_name(function)}")
-            mode = _mode(function, run_in, kind)
+                raise UsageError(f"two handlers for kind {kind!r}: {name_of(other.function)} and {name_of(function)}")
             # Annotations may name classes of the function that encloses the handler, as tests do.
             scope = dict(sys._getframe(1).f_locals)  # noqa: SLF001
             self.handlers[kind] = Handler(
-                *(kind, queue or kind, function, mode, *_signature(function, kind, scope)),
+                *(kind, queue or kind, *examined(function, run_in, kind, scope)),
                 concurrency=concurrency,
                 max_attempts=max_attempts,
                 timeout_s=timeout_s,
@@ -245,74 +241,3 @@ def _bound(value: float | None, what: str, least: float, most: float, kind: str)
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not least <= value <= most:
         number = "whole number" if whole else "number"
         raise UsageError(f"{what} of handler {kind!r} is {value!r}: give a {number} from {least:g} to {most:,}")
-
-
-def _name(function: Callable[..., Any]) -> str:
-    module, name = getattr(function, "__module__", "?"), getattr(function, "__qualname__", repr(function))
-    return f"{module}.{name}"
-
-
-def _mode(function: Callable[..., Any], run_in: Mode | None, kind: str) -> Mode:
-    if not callable(function):
-        raise UsageError(f"the handler of kind {kind!r} is a {type(function).__name__}: give a function")
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
-    )
-    mode = run_in or ("loop" if is_async else "thread")
-    if mode not in ("loop", "thread", "process"):
-        raise UsageError(f"run_in of handler {kind!r} is {mode!r}: give 'loop', 'thread' or 'process'")
-    if (mode == "loop") != is_async:
-        raise UsageError(
-            f"handler {kind!r} cannot run in a {mode}: "
-            + ("an `async def` runs in the loop; make it a plain `def`" if is_async else "make it an `async def`")
-        )
-    importable = inspect.isfunction(function) and "<" not in function.__qualname__ and function.__module__ != "__main__"
-    if mode == "process" and not importable:
-        raise UsageError(
-            f"handler {kind!r} cannot run in a process: it must be a function at the top of a module that can be "
-            "imported (not of a script)"
-        )
-    return mode
-
-
-def _signature(
-    function: Callable[..., Any], kind: str, scope: dict[str, Any]
-) -> tuple[str | None, str | None, TypeAdapter[Any] | None]:
-    """The names of the payload's and the job's parameter, and the payload's validator."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-        plain = function
-        while isinstance(plain, functools.partial):
-            plain = plain.func
-        annotated = plain if inspect.isroutine(plain) else type(plain).__call__
-        hints = get_type_hints(annotated, localns=scope, include_extras=True)
-    except (NameError, TypeError, ValueError) as error:
-        raise UsageError(f"the signature of handler {kind!r} cannot be read: {error}") from error
-    payload_parameter = job_parameter = None
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise UsageError(f"parameter {parameter.name!r} of handler {kind!r} is positional-only: drop the '/'")
-        if _is_job(hints.get(parameter.name)) and job_parameter is None:
-            job_parameter = parameter.name
-        elif payload_parameter is None and (parameter.default is parameter.empty or parameter.name == "payload"):
-            payload_parameter = parameter.name
-        elif parameter.default is parameter.empty:
-            raise UsageError(
-                f"handler {kind!r} wants both {payload_parameter!r} and {parameter.name!r}: a handler takes one "
-                "payload (a model, dataclass or dict) and, annotated with Job, its context"
-            )
-    annotation = hints.get(payload_parameter or "", dict)
-    if payload_parameter is None or annotation in (dict, dict[str, Any], dict[str, object], Any):
-        return payload_parameter, job_parameter, None  # every payload is one
-    try:
-        return payload_parameter, job_parameter, TypeAdapter(annotation)
-    except (PydanticSchemaGenerationError, PydanticUserError) as error:
-        raise UsageError(
-            f"the payload of handler {kind!r} is annotated {annotation!r}, which cannot be validated: {error}"
-        ) from error
-
-
-def _is_job(annotation: object) -> bool:
-    return annotation is Job or annotation == Job | None

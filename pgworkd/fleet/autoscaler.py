@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
-import structlog
 
 from pgworkd.admin.admin import Admin
 from pgworkd.database.reconnect import Outage
@@ -22,12 +20,12 @@ from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.fleet.process_keeper import ProcessKeeper
 from pgworkd.fleet.workers import WorkerBackend
 from pgworkd.metrics import Member
+from pgworkd.words.log import logger as _logger
 
 DEPTH_MOST = 10_000
 """The depth is counted up to this, or to up_at if that is larger."""
 NOW_S = 20.0
 """How long, in seconds, a worker may take to stop at once: the time in which `pgworkd run` releases its jobs."""
-_logger = partial(structlog.get_logger, "pgworkd")  # a logger made before the configuration would not follow it
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,17 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import anyio
-import structlog
 
 from pgworkd.words.backoff import Backoff
+from pgworkd.words.log import logger as _logger
 
 STEADY_S = 60.0
 """A process that ran this long is restarted at once; one that died sooner with a growing delay."""
 _BACKOFF = Backoff(base_s=1, factor=2, cap_s=24, jitter=0.25)  # at most 30 s
 _CLEAN = (0, -signal.SIGTERM, -signal.SIGINT)  # signals kill only a process that has not installed its handlers yet
-_logger = partial(structlog.get_logger, "pgworkd")  # a logger made before a reload would not follow it
 
 
 class Worker(Protocol):

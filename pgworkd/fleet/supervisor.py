@@ -22,7 +22,6 @@ from subprocess import PIPE  # nosec B404 # a constant
 from uuid import UUID
 
 import anyio
-import structlog
 from anyio.abc import Process
 
 from pgworkd.database.connection import Connection
@@ -34,6 +33,7 @@ from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.workers import ChildProcess
 from pgworkd.metrics import REPORT_TO, Member
 from pgworkd.settings.file import NAME_CHARS_MAX
+from pgworkd.words.log import logger as _logger
 from pgworkd.words.registration import Registration, token_of
 
 STRIKES = 4  # checks, each a tenth of the watchdog's timeout apart, that must find a process late
@@ -43,7 +43,6 @@ HURRY_S = 5.0  # how long a stop may wait until the remains of a dead process ar
 _WORKER = "X_PGWORKD_WORKER"  # systemd ignores it
 SUPERVISED = "PGWORKD_SUPERVISED"  # set in a daemon whose standard input is the pipe from the supervisor
 _ENVIRON, _CWD = dict(os.environ), Path.cwd()  # as at the start: importing the app may change both
-_logger = partial(structlog.get_logger, "pgworkd")  # a logger made before a reload would not follow it
 
 
 def without_dsn(argv: Sequence[str]) -> tuple[list[str], str | None]:

@@ -23,3 +23,7 @@ def __getattr__(name: str) -> Any:
     from pgworkd.http.app import asgi
 
     return asgi
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,11 +21,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from pgworkd.database.connection import ConnectionOptions
 from pgworkd.http.request.access import Authorize
 from pgworkd.http.request.bounds import Bounds
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.routes import ROUTERS, WORKER_ROUTERS, events, service
+from pgworkd.options import gateway_options
+from pgworkd.settings.config import Settings, load
 
 _DESCRIPTION = "Jobs in Postgres: create, watch and operate them. Errors are problems (RFC 9457)."
 
@@ -60,20 +61,22 @@ class Application:
 
 
 def asgi(
-    database: str | GatewayOptions | ConnectionOptions,
+    database: str | Settings | GatewayOptions,
     *,
     authorize: Authorize | None = None,
     hosts: tuple[str, ...] | None = None,
 ) -> Application:
-    """The gateway as an application. `database`: a DSN, or options.
+    """The gateway as an application. `database`: a DSN, settings (`pgworkd.settings.config.load()`), or options.
 
+    With a DSN, all other settings come from PGWORKD_... and pgworkd.toml, as for `pgworkd serve`: so `keep_days` is the
+    same for all processes that have the same environment. UsageError for one that is invalid.
     authorize: `authorize(request) -> Access`, sync or async, says what the caller may do, or raises FastAPI's
     HTTPException, or `Problem("unauthenticated")`; None: the tokens in the database. hosts: names by which it may be
     called, without a port; None: any, where the application around it checks that, or where all callers have tokens.
     """
     if isinstance(database, str):
-        database = ConnectionOptions(database)
-    options = GatewayOptions(database) if isinstance(database, ConnectionOptions) else database
+        database = load(dsn=database)
+    options = gateway_options(database) if isinstance(database, Settings) else database
     return Application(Gateway(replace(options, hosts=hosts), authorize))
 
 

@@ -19,15 +19,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
-
 from pgworkd.errors import UsageError
 from pgworkd.words.address import Address
+from pgworkd.words.log import logger as _logger
 
 THREADS = 4
 BACKLOG = 64
@@ -36,7 +34,6 @@ SERVED_S = 3.0
 REQUEST_BYTES_MAX = 16 * 1024
 PIECE_BYTES = 256 * 1024
 _WAIT = struct.pack("ll", 1, 0)  # of one call of the system: a second
-_logger = partial(structlog.get_logger, "pgworkd")  # a logger made before a reload would not follow it
 
 
 class Answer(NamedTuple):

@@ -42,7 +42,6 @@ from pgworkd.words.job import Ending, Outcome
 LEASE_S, HEARTBEAT_S = 10.0, 2.5
 """Of the gateway itself: as short as the shortest lease of a worker, which else is judged with a delay: see had_time().
 """
-POLL_S = 2.0
 AGAIN_S = 5.0
 """Before another start, after one that failed for a reason that waiting alone may not cure."""
 STOP_S = 10.0
@@ -57,16 +56,20 @@ class RemoteService:
         options: ConnectionOptions,
         name: str,
         events_: Events,
-        periods: Periods | None = None,
+        *,
+        periods: Periods,
+        poll_s: float,
+        statistics: bool,
+        environment: str | None,
         loop_watch: LoopWatch | None = None,
     ) -> None:
-        """`name`: of this gateway, as `pgworkd workers` shows it."""
+        """`name`: of this gateway, as `pgworkd workers` shows it; the others as in `DaemonOptions`."""
         self._loop_watch = loop_watch
         self.events, self.options, self._name = events_, options, name
-        self._periods = periods or Periods()
+        self._periods, self._poll_s, self._statistics = periods, poll_s, statistics
         self.tallies = Tallies(events_)
         self.queues = RemoteQueues(events_)
-        self._store = Store(options, lambda: len(self.queues.pools))
+        self._store = Store(options, lambda: len(self.queues.pools), environment=environment)
         self.remote = RemoteStore(options, lambda: len(self.queues.pools))
         self.workers = RemoteWorkers(self.remote)
         self._in_flight = InFlight()
@@ -103,7 +106,7 @@ class RemoteService:
         return Signals(
             *(self._store.signals, self.tallies, self._name, self._periods.keep_dead_days),
             clock_ahead_s=lambda: self.owner.clock_ahead_s,
-            statistics=True,
+            statistics=self._statistics,
         )
 
     def _make_maintenance(self) -> Maintenance:
@@ -153,7 +156,9 @@ class RemoteService:
         async with anyio.create_task_group() as tasks:
             self.owner.start(began_s)
             listener = NotificationListener(self._store.listener, _Notifications(self), self.events)
-            poller = Poller(self._store, self.queues.pools, self.owner, self.events, POLL_S, self.tallies.refusals)
+            poller = Poller(
+                self._store, self.queues.pools, self.owner, self.events, self._poll_s, self.tallies.refusals
+            )
             parts = (self.owner, self.settles, self.beats, self._watch, self._maintenance, listener, poller)
             for part in parts:
                 tasks.start_soon(part.run, name=type(part).__name__)

@@ -1,1 +1,1 @@
-"""Settings: flags, `PGWORKD_*`, `pgworkd.toml`, defaults (config, file); those of a queue (queue); TLS (tls)."""
+"""Settings: flags, `PGWORKD_*`, `pgworkd.toml`, defaults (config, file, shown); those of a queue (queue); TLS (tls)."""

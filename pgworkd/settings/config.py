@@ -10,7 +10,16 @@ import re
 import socket
 from typing import Annotated, Any, Literal
 
-from pydantic import DirectoryPath, Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    DirectoryPath,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -21,7 +30,7 @@ from pydantic_settings import (
 )
 
 from pgworkd.errors import UsageError
-from pgworkd.settings.faults import lines
+from pgworkd.settings.faults import contradictions, is_duration, lines
 from pgworkd.settings.file import (
     NAME_CHARS_MAX,
     PREFIX,
@@ -34,10 +43,12 @@ from pgworkd.settings.file import (
 from pgworkd.settings.tls import mode_fault, weakness
 from pgworkd.words.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
 from pgworkd.words.dsn import dsn_fault, redacted
+from pgworkd.words.durations import seconds_of
 from pgworkd.words.mail_url import is_mail_address, mail_server
-from pgworkd.words.redaction import hide, redact
+from pgworkd.words.redaction import hide
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_ENVIRONMENT = re.compile(r"[\w.-]{1,200}")
 HTTP_PARTS = frozenset({"api", "workers"})
 """What a gateway may serve: see the setting http_with."""
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -70,6 +81,9 @@ class Settings(BaseSettings):
     processes: int = Field(
         1, ge=1, le=64, description="Number of daemons to run, one process each; concurrency is per process"
     )
+    environment: str | None = Field(
+        None, description="Name of the environment, such as production: jobs of a copy of its database run nowhere else"
+    )
     lease_s: float = Field(
         30,
         ge=5,
@@ -94,8 +108,10 @@ class Settings(BaseSettings):
         10, ge=1, le=60, description="Seconds that one statement may take; less than lease_s / 2"
     )
     transactions_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for job.transaction()")
-    keep_days: int = Field(7, ge=1, le=3650, description="Days for which finished jobs are kept")
-    keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept")
+    keep_days: int = Field(
+        7, ge=1, le=3650, description="Days for which finished jobs are kept; the fewest of all daemons and gateways"
+    )
+    keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept; the fewest, too")
     log_level: LogLevel = Field("info", description="Least severe level that is logged")
     log_format: LogFormat = Field("auto", description="auto: console on a terminal, else json")
     statistics: Literal["on", "off"] = Field(
@@ -155,10 +171,13 @@ class Settings(BaseSettings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _tidy(cls, value: object) -> object:
+    def _tidy(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool):  # pydantic would read it as the number 1 or 0
             raise PydanticCustomError("boolean", "no setting is a boolean")
-        return value.strip() if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        length_s = seconds_of(value) if is_duration(info.field_name or "") else None
+        return value.strip() if length_s is None else length_s
 
     @field_validator("dsn")
     @classmethod
@@ -243,6 +262,13 @@ class Settings(BaseSettings):
             raise ValueError(f"must be addresses or networks, such as 10.0.0.0/8; {quoted(wrong[0])} is none")
         return value
 
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, value: str | None) -> str | None:
+        if value is not None and not _ENVIRONMENT.fullmatch(value):  # it is stored, and an address may hold a password
+            raise ValueError("must be a word, such as production: letters, digits, _ . and -, at most 200")
+        return value
+
     @field_validator("worker_name")
     @classmethod
     def _check_worker_name(cls, value: str) -> str:
@@ -252,19 +278,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Settings:
-        problems = {}
-        if self.heartbeat_s > self.lease_s / 3:
-            problems["heartbeat_s"] = (
-                f"{self.heartbeat_s:g} is more than a third of lease_s = {self.lease_s:g}: "
-                f"set it to {int(self.lease_s / 3 * 100) / 100:g} or less, "
-                f"or lease_s to {self.heartbeat_s * 3:g} or more"
-            )
-        if self.command_timeout_s >= self.lease_s / 2:
-            problems["command_timeout_s"] = (
-                f"{self.command_timeout_s:g} is not below half of lease_s = {self.lease_s:g}: "
-                f"set it below {self.lease_s / 2:g}, or lease_s above {self.command_timeout_s * 2:g}"
-            )
-        if problems:
+        if problems := contradictions(self.lease_s, self.heartbeat_s, self.command_timeout_s):
             raise PydanticCustomError("relation", "settings contradict each other", {"problems": problems})
         return self
 
@@ -332,15 +346,3 @@ def load(**overrides: object) -> Settings:
         notes.append(f"remote ({origins['remote']}) is http: others on the way can read the token and all jobs")
     settings._notes = tuple(notes)  # noqa: SLF001
     return settings
-
-
-def describe(settings: Settings) -> list[tuple[str, str, str]]:
-    """(name, value with secrets hidden, origin) of every setting, for `pgworkd config show`."""
-    shown = {name: "" if (value := getattr(settings, name)) is None else str(value) for name in Settings.model_fields}
-    shown["dsn"] = settings.dsn_redacted or ""
-    shown["token"] = "" if settings.token is None else "***"
-    shown["smtp_url"] = "" if settings.smtp_url is None else redacted(settings.smtp_url.get_secret_value())
-    queues = settings.queues.items()
-    shown["queues"] = ", ".join(name if most is None else f"{name}={most}" for name, most in queues) or "all"
-    # An address may have been given for another setting by mistake.
-    return [(name, redact(value), settings.origin(name)) for name, value in shown.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal, get_args, get_origin
 
@@ -11,8 +10,26 @@ from pydantic_core import ErrorDetails
 
 from pgworkd.settings.file import quoted
 
-_WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|sec|m|min|h|d)")
-_UNIT_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+def contradictions(lease_s: float, heartbeat_s: float, command_timeout_s: float) -> dict[str, str]:
+    """By setting: what is wrong between these, and what to write instead."""
+    problems = {}
+    if heartbeat_s > lease_s / 3:
+        problems["heartbeat_s"] = (
+            f"{heartbeat_s:g} is more than a third of lease_s = {lease_s:g}: set it to "
+            f"{int(lease_s / 3 * 100) / 100:g} or less, or lease_s to {heartbeat_s * 3:g} or more"
+        )
+    if command_timeout_s >= lease_s / 2:
+        problems["command_timeout_s"] = (
+            f"{command_timeout_s:g} is not below half of lease_s = {lease_s:g}: set it below {lease_s / 2:g}, "
+            f"or lease_s above {command_timeout_s * 2:g}"
+        )
+    return problems
+
+
+def is_duration(name: str) -> bool:
+    """True for a setting that is a length of time in seconds."""
+    return name.endswith("_s") and not name.endswith("_per_s")
 
 
 def lines(detail: ErrorDetails, origins: Mapping[str, str], fields: Mapping[str, FieldInfo]) -> list[str]:
@@ -36,8 +53,7 @@ def _expected(name: str, field: FieldInfo, value: object) -> str:
         return "must be text"
     low, high = (getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key))
     whole = "whole " if field.annotation is int else ""
-    unit = " of seconds" if name.endswith("_s") else " of days" if name.endswith("_days") else ""
-    remedy = f"must be a {whole}number{unit} from {low:g} to {high:g}, not {quoted(value)}"
-    if unit == " of seconds" and (match := _WITH_UNIT.fullmatch(str(value))):
-        remedy += f": write {float(match[1]) * _UNIT_S[match[2]]:g}, without a unit"
-    return remedy
+    if is_duration(name):
+        return f"must be a number of seconds from {low:g} to {high:g} (or 30s, 10m, 1h), not {quoted(value)}"
+    unit = " of days" if name.endswith("_days") else ""
+    return f"must be a {whole}number{unit} from {low:g} to {high:g}, not {quoted(value)}"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pgworkd.errors import DELAY_S_MAX, UsageError
 from pgworkd.settings.file import CONCURRENCY_MAX, quoted
 from pgworkd.words.backoff import Backoff
+from pgworkd.words.durations import UNITS_S, seconds_of
 
 LIMIT_MAX = 1_000_000
 PERIOD_S_MIN = 0.001
@@ -67,9 +68,7 @@ REMEDIES = {
 }
 """The remedies for violated constraints that relate settings to one another, or to an endpoint."""
 
-_RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|sec|second|min|minute|m|h|hour|d|day)")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
-_UNIT_S |= {"h": 3600.0, "hour": 3600.0, "d": 86_400.0, "day": 86_400.0}
+_RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)")
 _BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
 """What applies to handlers that declare no backoff, and where no row overrides it."""
 _OTHERS = {"fair": bool, "endpoint": str}
@@ -78,10 +77,16 @@ _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
 def number(name: str, value: object, what: str) -> int | float:
-    """`value`, a number or its text, for the setting `name`; UsageError, naming it `what`, if it is out of bounds."""
+    """`value`, a number or its text, for the setting `name`; UsageError, naming it `what`, if it is out of bounds.
+
+    The text of a time may have a unit: 10m.
+    """
     bounds = BOUNDS[name]
     found = math.nan
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+    if isinstance(value, str) and name.endswith("_s"):
+        length_s = seconds_of(value)
+        found = math.nan if length_s is None else length_s
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
             found = float(value)
     if not bounds.low <= found <= bounds.high or (bounds.whole and found != int(found)):  # NaN is not, either
@@ -92,11 +97,11 @@ def number(name: str, value: object, what: str) -> int | float:
 def rate(name: str, text: str, what: str) -> dict[str, object]:
     """The columns for a rate written as 10/s, 100/min or 5/30s; UsageError, naming it `what`, if it is not a rate."""
     match = _RATE.fullmatch(text.strip().lower())
-    if match is None:
+    if match is None or match[3] not in UNITS_S:
         lacks = "has no period" if text.strip().isdecimal() else "is not a rate"
         raise UsageError(f"{what} {quoted(text)} {lacks}: write starts per period, as 10/s, 100/min or 5/30s")
     starts = number(name, match[1], what)
-    period_s = float(match[2] or 1) * _UNIT_S[match[3]]
+    period_s = float(match[2] or 1) * UNITS_S[match[3]]
     bounds = BOUNDS[f"{name}_period_s"]
     if not bounds.low <= period_s <= bounds.high:
         raise UsageError(f"{what} {quoted(text)}: give a period of {bounds.low:g} s to 366 days")

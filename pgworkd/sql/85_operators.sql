@@ -273,14 +273,15 @@ CREATE OR REPLACE TRIGGER queues_audit AFTER INSERT OR UPDATE OR DELETE ON queue
 -- p_limit ids (10,000 at most) in their order, behind p_after. `last`: where to go on; NULL: that
 -- was all. There may be a `last` without any id: a call reads 100,000 rows at most. p_what is the
 -- operation: 'cancel' finds waiting and running jobs, 'retry' and 'discard' dead ones, unless
--- p_status says which. p_key is any of a job's three keys. Without queue, kind, key and batch
--- nothing is found unless p_all. If an index has at most 10,000 candidates it is used, else the
--- primary key is walked. Locks nothing.
+-- p_status says which. p_key is any of a job's three keys, p_group the number of a group of errors.
+-- Without queue, kind, key, batch and group nothing is found unless p_all. If an index has at most
+-- 10,000 candidates it is used, else the primary key is walked. Locks nothing.
 CREATE OR REPLACE FUNCTION matching(p_what text, p_queue text DEFAULT NULL,
                                     p_kind text DEFAULT NULL, p_key text DEFAULT NULL,
                                     p_batch uuid DEFAULT NULL, p_status text DEFAULT NULL,
                                     p_after uuid DEFAULT NULL, p_limit int DEFAULT 1000,
-                                    p_all boolean DEFAULT false, OUT ids uuid[], OUT last uuid)
+                                    p_all boolean DEFAULT false, p_group bigint DEFAULT NULL,
+                                    OUT ids uuid[], OUT last uuid)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_allowed  text[] := CASE p_what WHEN 'cancel' THEN '{blocked,pending,failed,running}'
@@ -301,14 +302,16 @@ BEGIN
             HINT = 'p_status is one of ' || array_to_string(v_allowed, ', ') || ', or NULL.'
                 || CASE WHEN p_what = 'cancel' AND p_status = 'dead'
                         THEN ' Dead jobs have ended: discard() them.' ELSE '' END;
-    ELSIF NOT p_all AND num_nonnulls(p_queue, p_kind, p_key, p_batch) = 0 THEN
+    ELSIF NOT p_all AND num_nonnulls(p_queue, p_kind, p_key, p_batch, p_group) = 0 THEN
         RAISE EXCEPTION 'nothing says which jobs to %', p_what USING ERRCODE = '22023',
             HINT = 'Give a queue, kind, key or batch, or p_all => true for the jobs of all queues.';
     END IF;
     v_statuses := CASE WHEN p_status IS NOT NULL THEN ARRAY[p_status]
                        WHEN p_what = 'cancel' THEN v_allowed
                        ELSE '{dead}' END;
-    IF p_batch IS NOT NULL THEN
+    IF p_group IS NOT NULL THEN
+        v_few := ARRAY(SELECT d.job_id FROM deaths d WHERE d.group_id = p_group LIMIT 10001);
+    ELSIF p_batch IS NOT NULL THEN
         v_few := ARRAY(SELECT j.id FROM jobs j WHERE j.batch_id = p_batch LIMIT 10001);
     ELSIF v_statuses = '{dead}' THEN
         v_few := ARRAY(SELECT j.id FROM jobs j
@@ -370,13 +373,15 @@ BEGIN
               AND (p_kind IS NULL OR coalesce(j.kind, j.queue) = p_kind)
               AND (p_key IS NULL OR p_key IN (j.serialize_key, j.limit_key, j.dedupe_key))
               AND (p_batch IS NULL OR j.batch_id = p_batch)
+              AND (p_group IS NULL OR EXISTS (SELECT FROM deaths d WHERE d.job_id = j.id
+                       AND d.attempt = j.attempts AND d.group_id = p_group))
             ORDER BY j.id LIMIT v_limit);
         last := ids[v_limit];
     ELSE
         ids := ARRAY(
             SELECT j.id
             FROM (SELECT w.id, w.queue, w.kind, w.status, w.serialize_key, w.limit_key,
-                  w.dedupe_key, w.batch_id FROM jobs w
+                  w.dedupe_key, w.batch_id, w.attempts FROM jobs w
                   WHERE w.id >= v_from AND w.id IS DISTINCT FROM p_after ORDER BY w.id
                   LIMIT 100000) j
             WHERE j.status = ANY (v_statuses)
@@ -384,6 +389,8 @@ BEGIN
               AND (p_kind IS NULL OR coalesce(j.kind, j.queue) = p_kind)
               AND (p_key IS NULL OR p_key IN (j.serialize_key, j.limit_key, j.dedupe_key))
               AND (p_batch IS NULL OR j.batch_id = p_batch)
+              AND (p_group IS NULL OR EXISTS (SELECT FROM deaths d WHERE d.job_id = j.id
+                       AND d.attempt = j.attempts AND d.group_id = p_group))
             ORDER BY j.id LIMIT v_limit);
         last := coalesce(ids[v_limit], (SELECT j.id FROM jobs j
                                         WHERE j.id >= v_from AND j.id IS DISTINCT FROM p_after

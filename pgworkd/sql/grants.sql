@@ -94,7 +94,7 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.pools, pgworkd.queues, pgworkd.r
     pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
     pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts,
     pgworkd.queue_depths, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
-    pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats
+    pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats, pgworkd.origin
     TO {worker}, {reader};
 GRANT SELECT ON pgworkd.workers TO {worker};
 GRANT SELECT (id, name, pid, version, state, lease_s, started_at, seen_at, steady_since, lease_until, lost_at, schedules, kinds,
@@ -111,7 +111,7 @@ GRANT SELECT (name, mode, timeout_s, callback_timeout_s, secret_name, unsigned, 
 GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint TO {gateway};
 GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgworkd.enable_endpoint, pgworkd.hold_queues,
     pgworkd.note_endpoint TO {worker};
-GRANT EXECUTE ON FUNCTION pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
+GRANT EXECUTE ON FUNCTION pgworkd.server_id, pgworkd.is_origin, pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups, pgworkd.rule_of
     TO {worker}, {reader};
 
@@ -131,10 +131,11 @@ GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pg
     pgworkd.progress, pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts
     TO {worker};
 GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit, pgworkd.pending_effects TO {worker};
+GRANT INSERT, UPDATE ON pgworkd.origin TO {worker};
 GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
 GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies, pgworkd.pending_effects TO {worker};
 GRANT EXECUTE ON FUNCTION
-    pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
+    pgworkd.belong, pgworkd.adopt, pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.live_gateways, pgworkd.had_time, pgworkd.standing_worker, pgworkd.heartbeats, pgworkd.abandon, pgworkd.ask_worker,
     pgworkd.claim_for, pgworkd.deadline, pgworkd.hand_over, pgworkd.fenced, pgworkd.extend, pgworkd.fail_overdue, pgworkd.overdue_jobs, pgworkd.retry_delay_s,
     pgworkd.claim, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,

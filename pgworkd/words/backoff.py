@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from pgworkd.errors import DELAY_S_MAX, UsageError, delay_seconds
+from pgworkd.words.decorated import innermost, is_async
 
 STEPS_MAX = 1000
 
@@ -62,7 +62,7 @@ class Backoff:
             if not 1 <= len(policy) <= STEPS_MAX:
                 raise UsageError(f"a backoff list has 1 to {STEPS_MAX} delays in seconds, this one {len(policy)}")
             return cls(steps_s=tuple(delay_seconds(step, "a backoff step") for step in policy))
-        if inspect.iscoroutinefunction(policy) or isinstance(policy, type):
+        if isinstance(policy, type) or (callable(policy) and is_async(innermost(policy))):
             raise UsageError("a backoff function is a plain function: def backoff(failures: int) -> float (seconds)")
         if callable(policy):
             return cls(rule=policy)

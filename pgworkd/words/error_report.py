@@ -6,10 +6,12 @@ frames, a group of a thousand exceptions or a message of 50 MB becomes a few KiB
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import dropwhile, islice, takewhile
+from pathlib import Path
 from types import FrameType
 
 from pydantic_core import ValidationError
@@ -27,6 +29,8 @@ CHAIN_MAX = 4
 FAULTS_MAX = 10
 """Validation errors shown."""
 _LOOP = ("asyncio.events", "asyncio.base_events", "asyncio.runners", "uvloop")
+_ENGINE = str(Path(__file__).parents[1] / "engine") + os.sep
+"""Where the frames are that every traceback of a handler would begin with."""
 PARTS_MAX = 8
 """Exceptions shown in all, from the chain and its groups; they share the bytes of the traceback."""
 
@@ -156,12 +160,18 @@ def _parts(exc: BaseException, depth: int) -> Iterator[tuple[str, BaseException]
 
 
 def _part_text(title: str, exc: BaseException, bytes_max: int) -> str:
-    """One exception in at most `bytes_max` bytes: a quarter for the message, the rest for the innermost frames."""
+    """One exception in at most `bytes_max` bytes: a quarter for the message, the rest for the innermost frames.
+
+    The first frame is the handler's: those of the engine that called it are left out.
+    """
     notes = getattr(exc, "__notes__", None)
     headline = "\n".join([_headline(exc), *map(str, notes[:3] if isinstance(notes, list) else ())])
-    head = f"{title}Traceback (most recent call last):\n" if exc.__traceback__ else title
+    inner = exc.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_ENGINE):
+        inner = inner.tb_next
+    head = f"{title}Traceback (most recent call last):\n" if inner else title
     foot = _kept(headline, bytes_max // 4)
-    frames = "".join(traceback.format_tb(exc.__traceback__, limit=-FRAMES_MAX))
+    frames = "".join(traceback.format_tb(inner, limit=-FRAMES_MAX))
     return head + _tail(frames, bytes_max - len(head.encode()) - len(foot.encode())) + foot
 
 

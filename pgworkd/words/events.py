@@ -49,6 +49,7 @@ JOB_OVERDUE: Final = "job.overdue"  # reason, timeout_s: it was to end and runs 
 # Events of the daemon.
 SCHEMA_AWAITED: Final = "schema.awaited"  # error: none is installed, or an older one; the daemon waits for a migration
 SCHEMA_NEWER: Final = "schema.newer"  # found, ours, remedy: nothing more is claimed; what runs is settled
+DATABASE_COPIED: Final = "database.copied"  # error, remedy: its jobs belong elsewhere; nothing runs until pgworkd adopt
 DAEMON_STARTING: Final = "daemon.starting"
 DAEMON_READY: Final = "daemon.ready"  # worker_id, queues
 DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
 from pgworkd.errors import JobStopped, UsageError
@@ -90,8 +89,7 @@ class Job:
             text = str(message).replace("\0", "").encode("utf-8", "replace").decode()
             self.on_progress(float(done), text[:PROGRESS_CHARS_MAX])
 
-    @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
         """A connection (asyncpg) on which the handler's writes and the job's completion commit together.
 
         The job is completed, with `self.result`, when the block ends; what the handler returns after that is not
@@ -102,10 +100,35 @@ class Job:
         the event loop (`async def`): elsewhere UsageError, before anything is written. What is raised after the block
         is logged, and does not undo the completion.
         """
-        if self.opener is None:
-            raise UsageError(f"job.transaction() of job {self.id}: {NOT_IN_THREADS}")
-        async with self.opener(self) as connection:
-            yield connection
+        return _Transaction(self)
+
+
+class _Transaction(AbstractAsyncContextManager[Any]):
+    """`async with job.transaction()`; what else is tried is explained."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._block: AbstractAsyncContextManager[Any] | None = None
+
+    async def __aenter__(self) -> Any:
+        if self._job.opener is None:
+            self._refuse()
+        self._block = self._job.opener(self._job)
+        return await self._block.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return None if self._block is None else await self._block.__aexit__(*raised)
+
+    def __enter__(self) -> NoReturn:
+        if self._job.opener is None:
+            self._refuse()
+        raise UsageError(f"job.transaction() of job {self._job.id}: write `async with job.transaction() as connection`")
+
+    def __exit__(self, *_: object) -> None:
+        """Never called: `with` finds both before it calls the first."""
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(f"job.transaction() of job {self._job.id}: {NOT_IN_THREADS}")
 
 
 class Ending(enum.Enum):

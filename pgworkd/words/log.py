@@ -1,7 +1,8 @@
 """Logging: a listener that logs events with structlog; in colour on a terminal, else as JSON.
 
 What handlers log, with structlog or `logging`, becomes a line like ours, with the job's facts and the worker's name.
-An app that configures either by itself can use `add_job` as a processor of structlog, and `JobFilter` in `logging`.
+An app that configures structlog by itself keeps that: `add_job` becomes its first processor, and our own lines are
+written beside it. One that configures `logging` can use `JobFilter`.
 
 The content of a line comes from rows, handlers and libraries: passwords are redacted, and it can neither contain
 terminal control sequences (CWE-150) nor forge another line (CWE-117).
@@ -12,14 +13,17 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 import structlog
+from structlog.processors import JSONRenderer
 
 from pgworkd.words import events
+from pgworkd.words.console import renderer
 from pgworkd.words.events import Listener
 from pgworkd.words.redaction import escaped, redact
 from pgworkd.words.traces import current_ids
@@ -51,6 +55,7 @@ _LEVELS: dict[str, int] = {
     events.ROWS_REJECTED: logging.WARNING,
     events.SCHEMA_AWAITED: logging.WARNING,
     events.SCHEMA_NEWER: logging.ERROR,
+    events.DATABASE_COPIED: logging.ERROR,
     events.SCHEDULE_FAILED: logging.ERROR,
     events.SCHEDULE_DIFFERS: logging.WARNING,
     events.ORPHANS_RELEASED: logging.WARNING,
@@ -88,37 +93,42 @@ RUNNING: ContextVar[Running | None] = ContextVar("pgworkd_running", default=None
 """Set in the tasks that run handlers, and in the threads and tasks that those start."""
 configured: tuple[str, Form, str] | None = None
 """The arguments of the last `configure`, for the processes that we start."""
+_own: Any = None
+"""Our own logger, as `configure` has made it."""
+_processors: list[Any] | None = None
+"""Those that `configure` has given structlog; other ones are the app's."""
 
 
 def configure(level: str = "info", form: Form = "auto", worker: str = "") -> None:
-    """Configures structlog for this process: one line per event of at least `level`, on standard error.
+    """Configures the log of this process: one line per event of at least `level`, on standard error.
 
-    `worker`: a name to add to every line. Records of `logging` are written as well, unless the app has configured a
-    handler for them.
+    `worker`: a name to add to every line; on a terminal only if it is not this host's. Records of `logging` are written
+    as well, unless the app has configured a handler for them; what is logged by structlog, too, unless the app has
+    configured that.
     """
-    global configured  # noqa: PLW0603 - as structlog's own, there is one per process
+    global configured, _own, _processors  # noqa: PLW0603 - as structlog's own, there is one per process
     console = form == "console" or (form == "auto" and sys.stderr.isatty())
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
-        if console
-        else structlog.processors.JSONRenderer(serializer=_json)
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            add_job,
-            *([functools.partial(_add_worker, worker)] if worker else []),
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _redact,
-            *([_escape] if console else []),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_level(level)),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+    is_named = worker != "" and not (console and worker == socket.gethostname())
+    processors = [
+        structlog.contextvars.merge_contextvars,
+        add_job,
+        *([functools.partial(_add_worker, worker)] if is_named else []),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
+        structlog.processors.format_exc_info,
+        _redact,
+        *([_escape, renderer(colors=sys.stderr.isatty())] if console else [JSONRenderer(serializer=_json)]),
+    ]
+    shared: dict[str, Any] = {
+        "wrapper_class": structlog.make_filtering_bound_logger(_level(level)),
+        "cache_logger_on_first_use": True,
+    }
+    factory = structlog.WriteLoggerFactory(file=sys.stderr)
+    _own = structlog.wrap_logger(factory(), processors=processors, **shared)
+    if not _is_applications():
+        structlog.configure(processors=processors, logger_factory=factory, **shared)
+        _processors = processors
+    include_job()
     # The driver logs each failed attempt of its own maintenance with a traceback, which floods the log in an outage.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
     if logging.root.level in (
@@ -128,6 +138,26 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
         logging.root.setLevel(_level(level))
     logging.lastResort = _Foreign(_level(level))
     configured = (level, form, worker)
+
+
+def logger() -> Any:
+    """Our own logger; before `configure`, structlog's."""
+    return structlog.get_logger("pgworkd") if _own is None else _own
+
+
+def _is_applications() -> bool:
+    return structlog.is_configured() and structlog.get_config()["processors"] is not _processors
+
+
+def include_job() -> None:
+    """Makes `add_job` the first processor of an app that has configured structlog, if it is not among them."""
+    processors = structlog.get_config()["processors"]
+    if not _is_applications() or add_job in processors:
+        return
+    if isinstance(processors, list):
+        processors.insert(0, add_job)  # in place: loggers that are in use share the list
+    else:
+        structlog.configure(processors=[add_job, *processors])
 
 
 def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -161,13 +191,12 @@ class JobFilter(logging.Filter):
 
 def listener(level: str = "info") -> Listener:
     """An event listener that logs events of at least `level`."""
-    logger = structlog.get_logger("pgworkd")
-    least = _level(level)
+    own, least = logger(), _level(level)
 
     def log(name: str, facts: Mapping[str, Any]) -> None:
         at = _LEVELS.get(name, logging.INFO)
         if at >= least:
-            logger.log(at, name, **facts)
+            own.log(at, name, **facts)
 
     return log
 
@@ -188,7 +217,7 @@ class _Foreign(logging.Handler):
         try:
             at = min(record.levelno // 10 * 10, logging.CRITICAL)  # structlog knows no levels in between
             facts = {"logger": record.name, "exc_info": record.exc_info or None}
-            structlog.get_logger("pgworkd").log(at, "logged", message=record.getMessage(), **facts)
+            logger().log(at, "logged", message=record.getMessage(), **facts)
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
 

@@ -42,6 +42,8 @@ _REMEDIES = {
     **dict.fromkeys(("Decimal", "UUID"), "pass str(value)"),
     **dict.fromkeys(("datetime", "date", "time"), "pass value.isoformat()"),
     "timedelta": "pass value.total_seconds()",
+    "coroutine": "await it",
+    "async_generator": "return a list of what it yields",
 }
 
 
@@ -140,7 +142,10 @@ def decode(text: str, what: str = "payload", *, object_only: bool = True) -> Any
     try:
         value = from_json(text, cache_strings="keys")
     except ValueError as error:
-        reason = f"cannot be read: {error} (integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels)"
+        remedy = 'JSON looks like {"to": 7}'
+        if "recursion" in str(error) or "number" in str(error):
+            remedy = f"integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels"
+        reason = f"cannot be read: {error} ({remedy})"
         if "hex escape" in str(error):
             reason = _HALF
         raise InvalidPayload(what, reason) from None

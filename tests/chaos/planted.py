@@ -19,6 +19,7 @@ from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_gateway import BUGS as GATEWAY
+from tests.chaos.planted_handlers import BUGS as HANDLERS
 from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_push import BUGS as PUSH
 from tests.chaos.planted_releases import BUGS as RELEASES
@@ -56,6 +57,7 @@ BUGS = (
     *GATEWAY,
     *PUSH,
     *RELEASES,
+    *HANDLERS,
     sql(
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,

@@ -110,8 +110,8 @@ BUGS = (
     ),
     python(
         "a gateway's loop may be blocked for ever",
-        "cli/gateway",
-        "        loop_limit_s=serve.options(settings).loop_limit,\n",
+        "options",
+        "        environment=settings.environment,\n        loop_limit_s=settings.loop_limit_s,\n",
         "",
         tests=_COMMANDS,
     ),

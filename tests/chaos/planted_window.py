@@ -52,8 +52,8 @@ BUGS = (
     python(
         "no warning when the container's stop timeout is too short",
         "cli/serve",
-        '    if settings.origin("shutdown_s") != "default":',
-        "    if True:",
+        '    if settings.origin("shutdown_s") != "default" or (',
+        "    if True or (",
         tests="tests/engine/test_cli_serve.py",
     ),
     python(

@@ -13,6 +13,8 @@ import typer
 
 from pgworkd import errors
 from pgworkd.cli.app import app as cli
+from pgworkd.database import schema
+from pgworkd.database.grants import ROLES
 from pgworkd.metrics.alert_rules import rules
 from pgworkd.settings import queue
 from tests.kits.docs import HTTP, NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_tables
@@ -28,6 +30,13 @@ def test_the_readme_is_a_page() -> None:
     lines = text("README.md").splitlines()
     assert len(lines) <= README_LINES_MAX
     assert all(line in lines for line in DEVELOPING)
+
+
+def test_the_changelog_has_the_version_of_the_schema_and_the_number_of_roles() -> None:
+    words = " ".join(text("CHANGELOG.md").split())
+    count = ("no", "one", "two", "three", "four", "five", "six")[len(ROLES)]
+    assert re.findall(r"schema is at version (\d+)", words) == [str(schema.VERSION)]
+    assert re.findall(r"(\w+) roles with the least privileges", words) == [count.title()]
 
 
 @pytest.mark.parametrize("page", [HTTP, SETTINGS, WATCHING])

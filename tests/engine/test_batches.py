@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import anyio
 import asyncpg
 import pytest
 
 from pgworkd import App
 from pgworkd.client import Batch, NewJob, Progress, batch, columns
-from pgworkd.errors import InvalidPayload, UsageError
+from pgworkd.database import schema
+from pgworkd.errors import InvalidPayload, PermanentError, UsageError
+from tests.kits.daemon import running, until
 from tests.kits.drivers import in_a_transaction, in_autocommit, psycopg_sync, settled
 from tests.kits.verbs import Db
 
@@ -167,3 +171,57 @@ async def test_the_database_refuses_invalid_batch_operations(db: asyncpg.Connect
             await refused
         assert error.value.sqlstate == "PW003"
     assert await Batch(db, NOBODY).progress() == []
+
+
+ENDS = {
+    "completed": ("completed", {}),
+    "dead": ("completed with failures", {}),
+    "expired": ("completed with failures", {}),
+    "cancelled": ("cancelled", {}),
+    "too many failures": ("cancelled", {"max_failures": 0}),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_loop_that_waits_for_a_tree_ends_with_it(dsn: str, db: asyncpg.Connection[Any], end: str) -> None:
+    """As the docs show it: whatever becomes of the jobs."""
+    app = App()
+
+    @app.handler("one")
+    async def one(payload: dict[str, Any]) -> None:
+        if end in ("dead", "too many failures") and payload.get("n") == 1:
+            raise PermanentError("no")
+        if end in ("cancelled", "too many failures"):
+            await anyio.sleep_forever()
+
+    state, options = ENDS[end]
+    async with running(app, dsn):
+        async with app.batch(db, "b", kind="one", **options) as tree:
+            ids = await tree.add({"n": n} for n in range(3))
+            child = await tree.child("c", kind="one", stream=True)
+            if end == "expired":
+                await db.execute(
+                    "UPDATE pgworkd.jobs SET run_at = now() + '1 h', expires_at = now() WHERE id = $1", ids[0]
+                )
+        assert not all(progress.finished for progress in await tree.progress())
+        if end == "cancelled":
+            await tree.cancel()
+
+        async def finished() -> bool:
+            return all(progress.finished for progress in await tree.progress())
+
+        await until(finished)
+        assert (await tree.progress())[0].state == state
+        assert await db.fetchval("SELECT tree_finished_at IS NOT NULL FROM pgworkd.batches WHERE id = $1", tree.id)
+        assert await db.fetchval("SELECT finished_at IS NOT NULL FROM pgworkd.batches WHERE id = $1", child.id)
+
+
+def test_every_state_that_the_database_knows_is_finished_or_not() -> None:
+    view = schema.text().partition("CREATE OR REPLACE VIEW batch_progress")[2].partition(" AS state,")[0]
+    states = dict.fromkeys(re.findall(r"(?:THEN|ELSE) '([a-z ]+)'", view))
+    assert [each for each in states if Progress(NOBODY, "b", 0, each, 0, 0, 0, 0, 0).finished] == [
+        "cancelled",
+        "completed with failures",
+        "completed",
+    ]
+    assert len(states) == 6

@@ -204,7 +204,7 @@ def test_a_held_transaction_is_named(shell: Shell, bench: Any) -> None:
         (("--payload-bytes", "1"), "--payload-bytes 1: give a number from 50 to 1,048,576"),
         (("--concurrency", "0"), "--concurrency 0: give a number from 1 to 1,000"),
         (("--seconds", "0"), "--seconds 0.0: give a number from 1 to 50"),
-        (("--seconds", "nan"), "--seconds nan: give a number from 1 to 50"),
+        (("--seconds", "nan"), "--seconds 'nan': give seconds, or a duration"),
         (
             ("--jobs", "2000", "--payload-bytes", "1048576", "--dsn", "postgresql://h/d"),
             "--jobs 2000 with --payload-bytes 1048576 would write more than 1 GiB: give --jobs of 1024 at most",

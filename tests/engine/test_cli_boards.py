@@ -46,9 +46,9 @@ def test_alerts_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--late-s", "0"), "Invalid value for '--late-s': must be 1 or more, not '0'"),
-        (("--late-s", "-1"), "Invalid value for '--late-s': must be 1 or more, not '-1'"),
-        (("--late-s", "soon"), "Invalid value for '--late-s': must be a whole number, not 'soon'"),
+        (("--late-s", "0"), "--late-s '0': give 1 to 86,400 whole seconds"),
+        (("--late-s", "-1"), "--late-s '-1': give 1 to 86,400 whole seconds"),
+        (("--late-s", "soon"), "--late-s 'soon': give seconds, or a duration"),
         (("--stalled-min", "99999999"), "Invalid value for '--stalled-min': must be 1440 or less, not '99999999'"),
         (("--gone-min", "60"), "Invalid value for '--gone-min': must be 50 or less, not '60'"),
         (("--without", "QueueLat"), "--without 'QueueLat': no such alert: did you mean 'QueueLate'?"),

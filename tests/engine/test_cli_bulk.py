@@ -90,7 +90,6 @@ def test_bulk_operations_filter_by_key(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("cancel", "--queue", "mial"), "unknown queue 'mial': did you mean 'mail'?"),
         (("cancel", "--queue", "x\udcff"), "contains a NUL character or a lone surrogate"),
         (("cancel", "--key", ""), "key must be text of 1 to"),
         (("cancel", "--key", "k" * 513), "key must be text of 1 to"),
@@ -222,3 +221,72 @@ def test_a_connection_lost_half_way_reports_the_true_count(shell: Shell, monkeyp
     assert json.loads(result.stdout) == {"operation": "discard", **told, "stopped": True}
     assert "gone" in result.stderr
     assert shell.sql("SELECT count(*) FROM pgworkd.finished_jobs") == 2000
+
+
+@pytest.mark.parametrize("command", ["cancel", "retry", "discard"])
+def test_a_queue_that_nobody_has_used_has_no_jobs_and_is_no_error(shell: Shell, command: str) -> None:
+    """A script empties queues that may not have been used yet; who has misspelt one is told."""
+    enqueue(shell, "mail")
+    outcome = {"cancel": "cancelled", "retry": "will run again", "discard": "discarded"}[command]
+    result = shell(command, "--queue", "mial")
+    assert result.stdout == f"0 jobs {outcome}\n"
+    assert result.stderr.startswith("pgworkd: unknown queue 'mial': did you mean 'mail'?: no live job, worker,")
+    assert shell(command, "--queue", "mail", "--kind", "k").stderr == ""
+
+
+# Groups of errors.
+
+
+def die_of(shell: Shell, error: str, jobs: int, queue: str = "q") -> list[str]:
+    ids = [
+        shell.die(queue, error=f"E: {error}", errors=json.dumps([{"type": "E", "message": error}])) for _ in range(jobs)
+    ]
+    shell.sql("SELECT pgworkd.note_deaths(%s::uuid[])", ids)
+    shell.sql("SELECT pgworkd.count_deaths(10000)")
+    return ids
+
+
+def group_of(shell: Shell, job: str) -> str:
+    return str(shell.sql("SELECT group_id FROM pgworkd.deaths WHERE job_id = %s", job))
+
+
+@pytest.mark.parametrize(("command", "status"), [("retry", "pending"), ("discard", "discarded")])
+def test_one_group_of_errors_is_taken_and_no_other(shell: Shell, command: str, status: str) -> None:
+    ours, others = die_of(shell, "no card", 3), die_of(shell, "no network", 2)
+    elsewhere = die_of(shell, "no card", 1, "other")
+    assert shell(command, "--group", group_of(shell, ours[0]), "--limit", "2").stdout.startswith("2 jobs ")
+    assert shell(command, "--group", group_of(shell, ours[0])).stdout.startswith("1 job ")
+    assert {shell.status(job) for job in ours} == {status}
+    assert {shell.status(job) for job in (*others, *elsewhere)} == {"dead"}
+    result = shell(command, "--group", group_of(shell, ours[0]))
+    assert result.stdout.startswith("0 jobs ")
+    assert f"no dead job is of group {group_of(shell, ours[0])}: see pgworkd dead" in result.stderr
+
+
+def test_a_job_that_died_of_something_else_since_is_not_of_the_group(shell: Shell) -> None:
+    (job,) = die_of(shell, "no card", 1)
+    first = group_of(shell, job)
+    shell.sql(
+        "UPDATE pgworkd.jobs SET attempts = attempts + 1, error = 'E: no network', errors = %s WHERE id = %s",
+        *(json.dumps([{"type": "E", "message": "no network"}]), job),
+    )
+    shell.sql("SELECT pgworkd.note_deaths(%s::uuid[])", [job])
+    shell.sql("SELECT pgworkd.count_deaths(10000)")
+    assert shell("retry", "--group", first).stdout == "0 jobs will run again\n"
+    second = str(shell.sql("SELECT max(group_id) FROM pgworkd.deaths WHERE job_id = %s", job))
+    assert shell("retry", "--group", second, "--queue", "q").stdout == "1 job will run again\n"
+
+
+@pytest.mark.parametrize("large", [6_000, 11_000])
+def test_a_large_group_is_found_among_many(shell: Shell, large: int) -> None:
+    shell.sql(
+        """WITH made AS (
+               INSERT INTO pgworkd.jobs (queue, status, failed_at, attempts)
+               SELECT 'q', 'dead', now(), 1 FROM generate_series(1, 12000) RETURNING id)
+           INSERT INTO pgworkd.deaths (job_id, attempt, queue, kind, error_type, error, group_id)
+           SELECT id, 1, 'q', 'q', 'E', 'e', CASE WHEN row_number() OVER () <= %s THEN 7 ELSE 8 END FROM made""",
+        large,
+    )
+    assert shell("discard", "--group", "7", "--limit", "100").stdout == "100 jobs discarded\n"
+    assert shell("discard", "--group", "7").stdout == f"{large - 100:,} jobs discarded\n"
+    assert count(shell, "dead") == 12_000 - large

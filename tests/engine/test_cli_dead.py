@@ -7,8 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from pgworkd.cli.dead import _COLUMNS, span_of, span_or_instant
-from pgworkd.errors import UsageError
+from pgworkd.cli.dead import _COLUMNS
 from tests.kits.cli import ME, Shell, clean, shell
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -124,11 +123,3 @@ def test_a_wrong_mute_is_refused(shell: Shell, args: list[str], why: str) -> Non
 
 def test_an_unknown_group_is_refused(shell: Shell) -> None:
     assert "no group of errors has the number 7: pgworkd dead shows them" in shell.refused("mute", "7", "--off", code=1)
-
-
-def test_lengths_of_time() -> None:
-    assert [span_of(t, "--x") for t in ("90", "1.5h", "30min", "7d", "2 h", "5s")] == [90, 5400, 1800, 604800, 7200, 5]
-    for text in ("", "h", "-1h", "1y", "1e9", "soon", "1h30m"):
-        with pytest.raises(UsageError, match="--x"):
-            span_of(text, "--x")
-    assert span_or_instant("90", "--x") == (90, None)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
+
+import pytest
 
 from pgworkd.cli import common
 from tests.kits.cli import Shell, clean, shell
@@ -91,10 +94,27 @@ def test_a_kept_key_can_be_freed_for_the_next_job(shell: Shell) -> None:
 
 def test_the_key_of_a_finished_batch_can_be_freed(shell: Shell) -> None:
     keep_by_batch(shell, "month", "k")
-    assert "no job has it: it is free" in shell.refused("keys", "free", "month", "k", code=1)
     assert shell("keys", "free", "--batch", "month", "k").stdout == "key k of batch month is free\n"
     assert json.loads(shell("keys", "--json").stdout) == []
     assert "no batch has it: it is free" in shell.refused("keys", "free", "--batch", "month", "k", code=1)
+
+
+@pytest.mark.parametrize("by", ["queue", "name"])
+def test_a_key_of_a_batch_is_named_by_what_frees_it(shell: Shell, by: str) -> None:
+    """pgworkd keys lists it under its queue."""
+    keep_by_batch(shell, "last month", "k 7")
+    (row,) = json.loads(shell("keys", "--json").stdout)
+    refused = shell.refused("keys", "free", row["queue"] if by == "queue" else "last month", "k 7", code=1)
+    assert refused.endswith("no job has it, but a batch: pgworkd keys free --batch 'last month' 'k 7'")
+    assert shell(*shlex.split(refused.partition("pgworkd ")[2])).stdout == "key k 7 of batch last month is free\n"
+    assert "it is free" in shell.refused("keys", "free", row["queue"], "k 7", code=1)
+
+
+def test_a_key_of_a_job_is_not_one_of_a_batch(shell: Shell) -> None:
+    shell("enqueue", "mail", "--dedupe-key", "k")
+    assert shell.refused("keys", "free", "--batch", "mail", "k", code=1).endswith(
+        "no batch has it, but a job of the queue mail: leave out --batch"
+    )
 
 
 def test_a_key_of_a_live_job_is_not_freed_and_the_error_names_the_job(shell: Shell) -> None:

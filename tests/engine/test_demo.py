@@ -22,7 +22,7 @@ import pytest
 
 from pgworkd.demo import demo, jobs
 from pgworkd.demo.view import Tally, differences, verdict
-from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
 # The demo, run twice on the same data; then its database is checked.
@@ -183,7 +183,11 @@ def test_a_path_without_text_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(EmbeddedUnavailable("pip install it"), PgworkdError), (PermissionError(13, "Permission denied"), UsageError)],
+    [
+        (EmbeddedUnavailable("no memory"), PgworkdError),
+        (EmbeddedMissing("pip install it"), UsageError),
+        (PermissionError(13, "Permission denied"), UsageError),
+    ],
 )
 def test_a_server_that_does_not_start_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, expected: type[Exception]
@@ -193,8 +197,9 @@ def test_a_server_that_does_not_start_is_reported_in_one_line(
 
     monkeypatch.setattr(EmbeddedPostgres, "start", start)
     (tmp_path / "text").write_text("some text")
-    with pytest.raises(expected, match=r"pip install it|Permission denied"):
+    with pytest.raises(expected, match=r"no memory|pip install it|Permission denied") as caught:
         demo.main(seconds=1, data_dir=None, path=tmp_path)
+    assert isinstance(caught.value, UsageError) is (expected is UsageError)
 
 
 async def test_jobs_that_the_daemon_does_not_report_are_detected(

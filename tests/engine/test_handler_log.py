@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
@@ -84,6 +85,36 @@ async def test_log_records_of_handlers_carry_job_and_worker(
     wanted = {"queue": "q", "kind": "k", "attempt": 1, "worker": "till-1", "level": "info"}
     assert [line["job_id"] for line in said] == [str(job_id) for job_id in ids for _ in range(2)]
     assert all(wanted.items() <= line.items() for line in said)
+
+
+@pytest.mark.parametrize("mode", ["loop", "thread", "process"])
+async def test_the_structlog_of_an_application_stays_and_names_the_job(
+    dsn: str, db: asyncpg.Connection[Any], mode: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_structlog: Any = importlib.import_module("tests.kits.own_structlog")  # not by this module: a child imports that
+    app, out, ours = App(), io.StringIO(), io.StringIO()
+    own_structlog.set_up(out)
+    monkeypatch.setattr(own_structlog, "used", structlog.get_logger("shop"))
+    handle = own_structlog.handle_in_loop if mode == "loop" else own_structlog.handle
+    app.handler("q", run_in=mode)(handle)
+    before, sys.stderr = sys.stderr, ours
+    try:
+        log.configure("info", "json", "till-1")
+        log.configure("info", "json", "till-1")  # a reload
+        async with running(app, dsn) as (daemon, _):
+            daemon.events.listen(log.listener("info"))
+            job_id = await insert(db, "q")
+            await until(waits_for_status(db, job_id, "completed"))
+    finally:
+        sys.stderr = before
+    wanted = {"service": "shop", "job_id": str(job_id), "queue": "q", "attempt": 1}
+    said = lines(out.getvalue() + "".join(capfd.readouterr()))
+    assert len(said) == 2
+    assert all(wanted.items() <= line.items() for line in said)
+    own = [json.loads(line) for line in ours.getvalue().splitlines()]
+    (completed,) = [line for line in own if line["event"] == "job.completed"]
+    assert completed["worker"] == "till-1"
+    assert "service" not in completed
 
 
 async def test_failures_are_logged_with_their_traceback(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pgworkd import App, PermanentError
 from pgworkd.alerts.mail import MailError, mail, send_mail
 from pgworkd.errors import UsageError
-from pgworkd.settings.config import describe, load
+from pgworkd.settings.config import load
+from pgworkd.settings.shown import describe
 from pgworkd.words.mail_url import mail_server
 from tests.kits.alerts import MailHost
 from tests.kits.cli import clean

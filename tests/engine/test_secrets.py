@@ -15,7 +15,6 @@ import pytest
 
 from pgworkd import App
 from pgworkd.admin import Admin
-from pgworkd.cli import serve
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.embedded import EmbeddedPostgres
@@ -23,6 +22,7 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError
 from pgworkd.fleet.supervisor import Supervisor, without_dsn
+from pgworkd.options import daemon_options
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings
 from tests.kits.commands import Start, start
@@ -207,7 +207,7 @@ async def test_no_repr_shows_the_password(monkeypatch: pytest.MonkeyPatch) -> No
     settings = Settings(dsn=dsn)
     app = App()
     app.handler("q")(handle)
-    options = serve.options(settings)
+    options = daemon_options(settings)
     daemon = Daemon(app, options)
     server = EmbeddedPostgres()
     monkeypatch.setattr(server, "_password", PASSWORDS["raw"])

@@ -20,6 +20,7 @@ __all__ = ["clean", "secret_dsn"]  # fixtures
 ID = str(uuid.UUID(int=7))
 COMMANDS = {
     "migrate": [],
+    "adopt": ["--yes"],
     "enqueue": ["q"],
     "jobs": [],
     "job": [ID],

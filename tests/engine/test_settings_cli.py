@@ -157,7 +157,8 @@ def test_pauses_with_and_without_a_deadline(shell: Shell) -> None:
     assert "already have ended by the database's clock: give a later end" in shell.refused(
         "queues", "pause", "q", "--until", "2020-01-31T07:00Z"
     )
-    assert "give 0 to 31622400 seconds" in shell.refused("queues", "pause", "q", "--for", "nan")
+    assert "give 0 to 31622400 seconds" in shell.refused("queues", "pause", "q", "--for", "999d")
+    assert shell("queues", "pause", "q", "--until", "10m").stdout == "queue q is paused for 600 s\n"
     assert shell("queues", "resume", "q").stdout == "queue q is resumed\n"
     assert shell("queues", "resume", "q").stdout == "queue q was not paused\n"
     assert shell.sql("SELECT count(*) FROM pgworkd.queues") == 0, "nothing was left in the row"

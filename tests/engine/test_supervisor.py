@@ -18,6 +18,7 @@ import pytest
 
 from pgworkd.cli import serve
 from pgworkd.fleet import supervisor
+from pgworkd.options import daemon_options
 from pgworkd.settings.config import Settings
 from tests.kits.commands import NOWHERE, Command, Start, Systemd, ended, events, logged, start, systemd
 from tests.kits.daemon import until
@@ -286,7 +287,7 @@ async def test_when_all_processes_hang_systemd_is_notified_and_none_is_killed(
 
 
 def test_worker_names_stay_within_the_length_limit() -> None:
-    options = serve.options(Settings(dsn=NOWHERE, worker_name="n" * 200))
+    options = daemon_options(Settings(dsn=NOWHERE, worker_name="n" * 200))
     names = [supervisor.Supervisor(options, 64)._name(number) for number in range(1, 65)]
     assert len(set(names)) == 64
     assert {len(Settings(worker_name=name).worker_name) for name in names} == {199, 200}

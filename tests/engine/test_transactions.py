@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import anyio
@@ -199,6 +200,12 @@ async def test_a_job_that_no_daemon_runs_has_no_transaction() -> None:
     with pytest.raises(UsageError, match="async def"):
         async with job.transaction():
             pass
+    transaction: Any = job.transaction()
+    with pytest.raises(UsageError, match="async def"), transaction:  # as a thread writes it
+        pass
+    job.opener = lambda _: contextlib.nullcontext()
+    with pytest.raises(UsageError, match="write `async with job"), transaction:
+        pass
 
 
 @pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.errors import UsageError
-from pgworkd.settings.config import Settings, describe, load
+from pgworkd.settings.config import Settings, load
 from pgworkd.settings.file import parse_queues
+from pgworkd.settings.shown import describe
 from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

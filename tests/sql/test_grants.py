@@ -23,13 +23,13 @@ FUNCTIONS = {
     "worker enqueuer reader": "clock",
     "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id seal_batch",
     "worker reader": """
-        rule_of
+        rule_of server_id is_origin
         batch_results batch_tree became became_all depth finished_of jobs_of known_pools made_at next_priority result_of
-        waits_keyed
-        waits_plain waits_suspect with_below
+        waits_keyed waits_plain waits_suspect with_below
         histogram_bounds percentile throughput error_message error_pattern error_group dead_groups
     """,
     "worker": """
+        belong adopt
         due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked
         is_within stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
         declare_schedules declare_rules declarer enable_schedule missed_since remove_schedule retire_schedules
@@ -85,6 +85,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),
     "tokens": "",
     "endpoints": S,
+    "origin": "SELECT INSERT UPDATE",
 }
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
 COLUMNS = {  # columns of jobs: the enqueuer's

@@ -14,7 +14,7 @@ from tests.kits.verbs import Db, at, cancel, claim, claim_ids, fail, insert, one
 pytestmark = pytest.mark.usefixtures("t0")
 
 CHUNK = "SELECT * FROM pgworkd.matching({})"
-PARAMETERS = ("queue", "kind", "key", "batch", "status", "after", "limit", "all")
+PARAMETERS = ("queue", "kind", "key", "batch", "status", "after", "limit", "all", "group")
 
 
 async def chunk(db: Db, what: str = "cancel", **wanted: Any) -> tuple[list[uuid.UUID], uuid.UUID | None]:

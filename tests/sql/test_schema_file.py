@@ -61,7 +61,7 @@ FUNCTIONS = {
     "fail_schedule(text, integer, text)": "boolean",
     "free_batch_key(text, text, text)": "boolean",
     "free_key(text, text, text)": "boolean",
-    "matching(text, text, text, text, uuid, text, uuid, integer, boolean)": "record",
+    "matching(text, text, text, text, uuid, text, uuid, integer, boolean, bigint)": "record",
     "new_id()": "uuid",
     "next_due(text[], double precision[], text[])": "TABLE(queue text, due_in_s double precision)",
     "drop_partition(integer)": "text",

@@ -178,6 +178,8 @@ async def test_a_logical_replication_switchover_runs_every_job_exactly_once(
             await new.execute("DROP SUBSCRIPTION moving")
             assert await everything(new) == await everything(old)
             await schema.migrate(ConnectionOptions(new_dsn))
+            assert not await new.fetchval("SELECT pgworkd.is_origin(NULL)")
+            await new.execute("SELECT pgworkd.adopt(NULL)")
             before = set(fleet.runs)
             async with fleet.at_work(new_dsn):
                 await add(new, "new")

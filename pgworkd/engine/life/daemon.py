@@ -96,7 +96,8 @@ class Daemon:
         self._queues.serve(queues)  # makes the pools, which need all of the above
 
     def _make_store(self) -> Store:
-        return Store(self.options.connection, lambda: len(self.pools), self.options.transactions_max)
+        options = self.options
+        return Store(options.connection, lambda: len(self.pools), options.transactions_max, options.environment)
 
     def _make_startup(self) -> Startup:
         return Startup(self._store.verify, self.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +25,8 @@ class DaemonOptions:
     """Options of a daemon; all times in seconds."""
 
     connection: ConnectionOptions
-    worker_name: str = "worker"
+    worker_name: str = field(default_factory=socket.gethostname)
+    """Of this daemon in logs and lists."""
     lease_s: float = 30.0
     heartbeat_s: float = 10.0
     poll_s: float = 2.0
@@ -45,6 +47,8 @@ class DaemonOptions:
     statistics: bool = True
     """Collect samples of all queues, and what ended in each period."""
     periods: Periods = field(default_factory=Periods)
+    environment: str | None = None
+    """Of this process: a database that belongs to another one is a copy, and its jobs do not run here."""
 
     @property
     def loop_limit(self) -> float:

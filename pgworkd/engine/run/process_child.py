@@ -24,6 +24,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
+from pgworkd.words.decorated import explained
 from pgworkd.words.error_report import describe_error
 from pgworkd.words.job import Job
 from pgworkd.words.payload import encode_result
@@ -81,12 +82,13 @@ class _CurrentCall:
         return facts if self.trace is None else {**facts, **ids_of(self.trace)}
 
 
-def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> None:
-    """Configures logging as in the daemon."""
+def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> Callable[[], None]:
+    """Configures logging as in the daemon; returns what to call when the app, which may configure it, is loaded."""
     from pgworkd.words import log  # takes 0.2 s, so only where it is needed
 
     log.configure(level, cast("log.Form", form), worker)
     log.RUNNING.set(current)
+    return log.include_job
 
 
 class _Pipe:
@@ -122,12 +124,16 @@ class _Pipe:
         self._stream.flush()
 
 
-def call(request: Request, note: Callable[[float, str], None] | None = None) -> Answer:
-    """Calls a handler; never raises."""
+def call(
+    request: Request, note: Callable[[float, str], None] | None = None, loaded: Callable[[], None] = lambda: None
+) -> Answer:
+    """Calls a handler; never raises. `loaded`: called before it, when its module is there."""
+    function: Any = None
     try:
-        function: Any = importlib.import_module(request.module)
+        function = importlib.import_module(request.module)
         for name in request.qualname.split("."):
             function = getattr(function, name)
+        loaded()
         arguments: dict[str, Any] = {}
         if request.payload_parameter is not None:
             arguments[request.payload_parameter] = pickle.loads(request.payload)  # noqa: S301 # nosec B301 # as below
@@ -142,7 +148,7 @@ def call(request: Request, note: Callable[[float, str], None] | None = None) -> 
     except PermanentError as error:
         return Answer("permanent", error=asdict(describe_error(error)))
     except BaseException as error:  # noqa: BLE001 - also a SystemExit ends the attempt, not the process
-        return Answer("error", error=asdict(describe_error(error)))
+        return Answer("error", error=asdict(describe_error(explained(function, error))))
 
 
 def main() -> None:
@@ -163,13 +169,12 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     running = _CurrentCall()
-    if len(sys.argv) > 3:
-        _log_as(running, *sys.argv[3:6])
+    loaded = _log_as(running, *sys.argv[3:6]) if len(sys.argv) > 3 else lambda: None
     while (frame := _read(requests)) is not None:
         pipe.begin()
         request = Request(*pickle.loads(frame))  # noqa: S301 # nosec B301 # from our own parent
         running.fields, running.trace, running.attempt = request.job_fields, request.trace, running
-        pipe.answer(call(request, pipe.note))
+        pipe.answer(call(request, pipe.note, loaded))
         running.attempt = None
 
 

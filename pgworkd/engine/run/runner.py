@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import json
 import math
 import pickle  # nosec B403 # writes for a child, reads nothing
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -25,6 +26,7 @@ import anyio.to_thread
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, began_ago_s
 from pgworkd.engine.registry import App, Handler
+from pgworkd.engine.run.in_thread import in_thread
 from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
 from pgworkd.engine.run.unknown_kinds import UnknownKinds
@@ -42,6 +44,7 @@ from pgworkd.errors import (
     UsageError,
 )
 from pgworkd.words import events
+from pgworkd.words.decorated import explained
 from pgworkd.words.error_report import ErrorFacts, describe_error
 from pgworkd.words.events import Events
 from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
@@ -202,13 +205,15 @@ class Runner:
     async def _run_outside_loop(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
             attempt.in_thread = True  # so that only the end of the daemon cancels the await
-            call = functools.partial(_in_thread, handler.function, arguments, attempt.job)
+            call = functools.partial(in_thread, handler.function, arguments, attempt.job)
             result, error, stop_seen = await anyio.to_thread.run_sync(
                 call, limiter=self._threads, abandon_on_cancel=True
             )
             attempt.stop_seen = stop_seen or attempt.reason is Reason.TIMEOUT
             if error is not None:
                 raise error
+            if inspect.isawaitable(result):
+                result = await self._awaited(result, attempt)
             return _completed(result, attempt.job)
         job = cast("Job", attempt.job)  # set before every call
         request = Request(
@@ -229,11 +234,21 @@ class Runner:
         facts = ErrorFacts(**(answer.error or {})).redacted()
         return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
 
+    async def _awaited(self, result: Awaitable[Any], attempt: Attempt) -> Any:
+        """What a decorated `async def` returns, whose decorator did not tell that there is one below it."""
+        attempt.in_thread = False  # from here on it can be cancelled
+        if attempt.job is not None:
+            attempt.job.opener = functools.partial(self._transaction, attempt, asyncio.get_running_loop())
+        if attempt.reason is not None:
+            attempt.stop(attempt.reason)
+        return await result
+
     def _raised(self, error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
         if isinstance(error, Snooze):
             return Outcome(Ending.RELEASED, delay_s=error.delay_s, reason="snoozed")
         if isinstance(error, RetryAfter):
             return self._failed(error, attempt, handler, delay_s=error.delay_s)
+        error = explained(handler.function, error)
         return self._failed(error, attempt, handler, permanent=isinstance(error, PermanentError))
 
     def _failed(
@@ -321,19 +336,3 @@ def _completed(result: object, job: Job | None) -> Outcome:
     if result is None and job is not None and job.is_done:
         result = job.result
     return _DONE if result is None else Outcome(Ending.COMPLETED, result=encode_result(result))
-
-
-def _in_thread(
-    function: Callable[..., Any], arguments: dict[str, Any], job: Job | None
-) -> tuple[Any, BaseException | None, bool]:
-    """Calls a handler: its result, what it raised, and whether it had been asked to end before it returned.
-
-    One that takes no `Job` cannot know that. The exception is returned, not raised, because a GeneratorExit thrown into
-    the loop closes coroutines.
-    """
-    result, error = None, None
-    try:
-        result = function(**arguments)
-    except BaseException as raised:  # noqa: BLE001 - raised again in the loop
-        error = raised
-    return result, error, job is not None and job.stopping.is_set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import structlog
+from pgworkd.words import log
 
 BODY_BYTES = 2_000
 """So much of each body is logged."""
@@ -42,7 +42,7 @@ def without_secrets(text: str) -> str:
 
 def log_request(facts: dict[str, object]) -> None:
     """Logs a request."""
-    structlog.get_logger("pgworkd").info("http.request", **facts)
+    log.logger().info("http.request", **facts)
 
 
 def _add(body: bytearray, message: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-import structlog
 from fastapi import HTTPException, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect
@@ -15,6 +14,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.http.request import problems
 from pgworkd.http.request.answers import problem_answer
 from pgworkd.http.request.problems import SLASH, Problem
+from pgworkd.words import log
 from pgworkd.words.redaction import redact
 
 _FRAMEWORKS = HTTPException.__mro__[1]
@@ -42,7 +42,7 @@ def answer_to(error: Exception, scope: Any) -> Response | None:
         request_id = scope.get("pgworkd.request_id", "")
         # As text: an application may have a log that shows the variables of a traceback, tokens among them.
         said = redact("".join(traceback.format_exception(error)))
-        structlog.get_logger("pgworkd").error("http.failed", request_id=request_id, exception=said)
+        log.logger().error("http.failed", request_id=request_id, exception=said)
         problem = Problem("internal", f"see the log of the gateway for request {request_id}")
     return problem_answer(problem, scope.get("root_path", ""))
 

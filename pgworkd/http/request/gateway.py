@@ -48,7 +48,10 @@ class GatewayOptions:
     hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
     wait at once. requests_per_s: per caller, with as many at once.
     api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
-    these. name: of this gateway. loop_limit_s: how long the event loop may be blocked, in seconds; 0: for ever. Then
+    these: the shortest `keep_days` of all gateways and daemons decides what is deleted. name: of this gateway. poll_s:
+    seconds between polls for remote workers that wait. statistics: collect samples of all queues, and what ended.
+    environment: of this process; jobs of a database that belongs to another one are given to no worker. loop_limit_s:
+    how long the event loop may be blocked, in seconds; None: three of its own leases, 30 s; 0: for ever. Then
     end_process is called, with a reason, and ends the process; None: it is the host's, and the lease is given up.
     """
 
@@ -60,8 +63,11 @@ class GatewayOptions:
     api: bool = True
     workers: bool = True
     name: str = field(default_factory=socket.gethostname)
+    poll_s: float = 2.0
+    statistics: bool = True
     periods: Periods = field(default_factory=Periods)
-    loop_limit_s: float = LOOP_LIMIT_LEASES * LEASE_S
+    environment: str | None = None
+    loop_limit_s: float | None = None
     end_process: Callable[[str], None] | None = None
 
 
@@ -79,8 +85,18 @@ class Gateway:
         self._results: Results | None = None
         self._reader = DatabaseReader(options.database)
         events_ = events_ or Events()
-        self._loop_watch = LoopWatch(events_, options.loop_limit_s, options.end_process)
-        self.remote = RemoteService(options.database, options.name, events_, options.periods, self._loop_watch)
+        limit_s = LOOP_LIMIT_LEASES * LEASE_S if options.loop_limit_s is None else options.loop_limit_s
+        self._loop_watch = LoopWatch(events_, limit_s, options.end_process)
+        self.remote = RemoteService(
+            options.database,
+            options.name,
+            events_,
+            periods=options.periods,
+            poll_s=options.poll_s,
+            statistics=options.statistics,
+            environment=options.environment,
+            loop_watch=self._loop_watch,
+        )
         self.page = Page()
         self.lists: dict[str, Followed] = {}
         """What callers follow, by name."""

@@ -22,8 +22,10 @@ BEGIN
         EXECUTE 'DROP FUNCTION ' || v_what;
     END LOOP;
     DROP INDEX IF EXISTS tokens_expired;
-    DROP FUNCTION IF EXISTS made_since(uuid[]);
-    -- Functions that are new get the rights of others: see 99_finish.sql.
+    DROP FUNCTION IF EXISTS made_since(uuid[]),
+        -- it has one more argument
+        matching(text, text, text, text, uuid, text, uuid, int, boolean);
+    -- Functions and tables that are new get the rights of others: see 99_finish.sql.
     PERFORM set_config('pgworkd.functions_before', (
         SELECT (jsonb_agg(f) || coalesce((
             SELECT jsonb_agg(o.value || jsonb_build_object('name', new.name))
@@ -36,7 +38,9 @@ BEGIN
                                      check_settled}'::text[]),
                          ('count_deaths', '{count_these}'),
                          ('prune', '{days_ruled_out,rule_out_days,validate_days}'),
-                         ('became_all', '{made_at,finished_of,jobs_of}'))
+                         ('became_all', '{made_at,finished_of,jobs_of}'),
+                         ('register', '{belong,adopt}'),
+                         ('depth', '{server_id,is_origin}'))
                          AS l (like_name, names)
                 ON l.like_name = o.value ->> 'name',
                  unnest(l.names) AS new (name)), '[]'))::text
@@ -60,4 +64,11 @@ BEGIN
         SET error_group = left(encode(sha256(convert_to(g.error_type || ': ' || g.pattern, 'UTF8')),
                                       'hex'), 32)::uuid;
     END IF;
+    PERFORM set_config('pgworkd.relations_like', (
+        coalesce(nullif(current_setting('pgworkd.relations_like', true), ''), '{}')::jsonb
+        || '{"origin": "schedules"}')::text, false);
+    ALTER TABLE audit DROP CONSTRAINT audit_what_check, ADD CONSTRAINT audit_what_check CHECK
+        (what IN ('cancel', 'retry', 'discard', 'edit', 'queue', 'cancel_batch', 'delete_batch',
+                  'undepend', 'schedule', 'free_key', 'mute', 'worker', 'token', 'endpoint',
+                  'adopt'));
 END $migration$;

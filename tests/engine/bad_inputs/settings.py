@@ -251,7 +251,7 @@ def _broken_files() -> Iterator[tuple[str, str]]:
     yield "heartbeat_s = 20", "20 is more than a third of lease_s = 30"
 
 
-LEASE_S = "must be a number of seconds from 5 to 3600, not"
+LEASE_S = "must be a number of seconds from 5 to 3600 (or 30s, 10m, 1h), not"
 NO_CRON = "give 5 fields (minute hour day month weekday), or 6 with seconds first, such as '0 7 * * *'"
 CONCURRENCY = "a whole number from 1 to 10000"
 A_THIRD = "11 is more than a third of lease_s = 30: set it to 10 or less, or lease_s to 33 or more"
@@ -269,7 +269,7 @@ CASES = [
     Case(76, "a section in the file", in_file("[pgworkd]\nlease_s = 30", "unknown setting 'pgworkd'")),
     Case(76, "a typo in a variable", in_environment("PGWORKD_LEASE", "30", "did you mean PGWORKD_LEASE_S?")),
     Case(76, "a typo in a flag", in_flags("--leese-s", "30", told="--leese-s (Possible options: --lease-s)")),
-    Case(77, "10s for 10", in_file('lease_s = "10s"', f"(pgworkd.toml): {LEASE_S} '10s': write 10, without a unit")),
+    Case(77, "a unit that there is not", in_file('lease_s = "10y"', f"(pgworkd.toml): {LEASE_S} '10y'")),
     Case(77, "text for a number", in_environment("PGWORKD_LEASE_S", "x", f"PGWORKD_LEASE_S): {LEASE_S} 'x'")),
     Case(77, "true for a number", in_file("lease_s = true", f"{LEASE_S} 'True'")),
     Case(77, "a negative number", in_flags("--shutdown-s", "-1", told="shutdown_s (flag): must be a number of")),

@@ -227,9 +227,6 @@ CASES = [
             ("resume", "mial"),
             ("queues", "show", "mial"),
             ("queues", "set", "mial", "--fair"),
-            ("retry", "--queue", "mial"),
-            ("cancel", "--queue", "mial"),
-            ("discard", "--queue", "mial", "--yes"),
         )
     ],
     Case(46, "a queue that the app does not know", mistyped_queue_of_a_daemon),
