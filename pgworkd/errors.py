@@ -31,7 +31,14 @@ class UsageError(PgworkdError):
     """An invalid call or configuration: nothing was done, and a retry would not help (exit code 2)."""
 
 
-class InvalidPayload(UsageError, ValueError):  # noqa: N818 - a state, not an error's name
+class AccessRefused(UsageError):  # noqa: N818 - a state, not an error's name
+    """The database, or the gateway, refuses who we are: user, password, token, database or rights.
+
+    A command ends with it. A program that runs on waits, because it can be put right without it.
+    """
+
+
+class InvalidPayload(UsageError, ValueError):  # noqa: N818
     """A payload or result that cannot be stored or read.
 
     `path` names the value ("payload.items[3].name"), `reason` is the fault and the remedy.

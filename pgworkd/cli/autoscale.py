@@ -95,6 +95,7 @@ async def _run(
 
     from pgworkd.admin.admin import Admin
     from pgworkd.database.reconnect import Outage
+    from pgworkd.engine.life.startup import REMIND_S
     from pgworkd.fleet.autoscaler import Autoscaler
     from pgworkd.options import connection_options
     from pgworkd.words import log
@@ -110,8 +111,9 @@ async def _run(
             return Path(directory, str(number))
 
         backend = _backend(settings, every_s, *workers, report_to=report_to if reports else None)
+        outage = Outage("autoscale", events, remind_s=REMIND_S)
         scaler = Autoscaler(
-            *(Admin(connection_options(settings)), queue, rules, backend, Outage("autoscale", events)),
+            *(Admin(connection_options(settings)), queue, rules, backend, outage),
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )

@@ -57,7 +57,6 @@ class Status(StrEnum):
 _HINTS = {
     "name or service not known": "check the host name",
     "name resolution": "check the host name and this host's DNS",
-    "connect call failed": "is Postgres up at that host and port?",
     "connection refused": "is Postgres up at that host and port?",
     "no such file or directory": "check the socket, and the files that sslrootcert, sslcert and sslkey name",
     "in time": "check host, port and firewall",

@@ -9,7 +9,8 @@ from pgworkd.admin.doctor_queries import DEAD_MAX
 from pgworkd.cli.common import Dsn, Json, ask_any, settings_of
 from pgworkd.cli.health import Finding, judged, judged_locks, judged_sessions
 from pgworkd.cli.output import as_json, out
-from pgworkd.errors import PgworkdError, SchemaError, UsageError
+from pgworkd.errors import AccessRefused, PgworkdError, SchemaError, UsageError
+from pgworkd.settings.conninfo import conninfo
 from pgworkd.settings.tls import weakness
 from pgworkd.words.redaction import escaped
 
@@ -41,7 +42,7 @@ def doctor(*, json: Json = False, dsn: Dsn = None) -> int:
 def _examine(dsn: str | None) -> list[Finding]:
     settings = settings_of(dsn)
     address = settings.dsn_redacted
-    weak = weakness(settings.dsn_required())
+    weak = weakness(conninfo(settings.dsn_required()))
     findings = [] if weak is None else [Finding("warn", "tls", *weak.split(": ", 1))]
 
     async def question(admin: Admin) -> None:
@@ -71,7 +72,7 @@ def _examine(dsn: str | None) -> list[Finding]:
         ask_any(dsn, question, verify=False)
     except PgworkdError as error:
         reached = any(finding.subject == "connection" for finding in findings)
-        if isinstance(error, UsageError) and not reached and "refused us" not in str(error):
+        if isinstance(error, UsageError) and not reached and not isinstance(error, AccessRefused):
             raise
         if reached and isinstance(error, UsageError):
             findings.append(Finding("bad", "rights", str(error), "see pgworkd grants"))

@@ -12,7 +12,7 @@ import typer
 from pgworkd.cli import stop_signals
 from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, log_notes, settings_of
 from pgworkd.cli.output import as_json, out, table
-from pgworkd.errors import DatabaseUnavailable, PgworkdError, UsageError
+from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.words.address import listed
 from pgworkd.words.validation import counted
 
@@ -192,7 +192,7 @@ def _check_open(settings: Settings, listener: socket.socket) -> None:
 
     try:
         found = ask_any(settings.dsn_required(), question)
-    except DatabaseUnavailable:
+    except (DatabaseUnavailable, AccessRefused):
         return  # a start does not wait for the database: requests are answered with 503 until it is there
     if not found:
         said = "no token exists, so nobody could call the gateway: pgworkd token add NAME --scope enqueue --scope read"

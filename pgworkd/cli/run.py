@@ -139,7 +139,8 @@ def grants(
 ) -> None:
     """Print the SQL that creates five roles, each with the least privileges it needs; changes nothing.
 
-    Run it as superuser after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
+    Run it after migrate, and again after each upgrade: pgworkd grants | psql -v ON_ERROR_STOP=1
+    As a superuser, or as the user with CREATEROLE who has run migrate.
     """
     from pgworkd.database import grants as sql
 

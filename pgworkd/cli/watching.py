@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pgworkd.database.connection import ConnectionOptions
     from pgworkd.settings.config import Settings
+    from pgworkd.words.events import Events
 
 EXPORTER_LISTEN = "127.0.0.1:9465"
 ANSWER_S = 10.0
@@ -44,6 +45,7 @@ def exporter(
     from pgworkd.settings.file import quoted
     from pgworkd.words import log
     from pgworkd.words.address import parse_address
+    from pgworkd.words.events import Events
 
     settings = settings_of(dsn)
     try:
@@ -55,12 +57,14 @@ def exporter(
         log.configure(settings.log_level, settings.log_format)
         log_notes(settings.notes)
         stop_signals.hold()
-        anyio.run(_export, listener, options)
+        events = Events()
+        events.listen(log.listener(settings.log_level))
+        anyio.run(_export, listener, options, events)
     stop_signals.ignore()
     return 0
 
 
-async def _export(listener: socket.socket, options: ConnectionOptions) -> None:
+async def _export(listener: socket.socket, options: ConnectionOptions, events: Events) -> None:
     """Serves until a stop signal."""
     import anyio
     from anyio.from_thread import BlockingPortal
@@ -72,11 +76,13 @@ async def _export(listener: socket.socket, options: ConnectionOptions) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         if stop_signals.asked():
             return
-        async with BlockingPortal() as portal:
-            source = DatabaseSource(options, portal)
+        async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
+            source = DatabaseSource(options, portal, events)
             log.logger().info("metrics.listening", address=str(endpoint.bound(listener)))
             with endpoint.served(source, listener):
+                tasks.start_soon(source.begin)
                 await anext(signals)
+            tasks.cancel_scope.cancel()
             await source.close()
 
 

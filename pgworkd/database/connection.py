@@ -8,25 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
 import asyncpg
 
 from pgworkd.database import session
-from pgworkd.database.driver_errors import BROKEN, DROP_SESSION, is_answer, sqlstate_of, translate, unanswered
+from pgworkd.database.addresses import Search, Toward
+from pgworkd.database.driver_errors import (
+    BROKEN,
+    DROP_SESSION,
+    is_answer,
+    sqlstate_of,
+    translate,
+    unanswered,
+)
+from pgworkd.database.session import Session, opened
 from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.settings import tls
+from pgworkd.settings.conninfo import Host, conninfo
 from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import hide
 
 Row = Sequence[Any]
-_Wanted = asyncpg.connect_utils.SessionAttribute
 
 PROBE_TIMEOUT_S = 4.0
 """An idle connection that does not answer within this is replaced: cheap, while a dead one delays every job."""
+OTHERS_S = 1.0
+"""How long a server that will do, but is not the preferred one, waits for a better one to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +69,70 @@ class ConnectionOptions:
         return session.settings(name, self.command_timeout_s * 0.8, self.by, self.lock_timeout_s)
 
 
-async def connect(options: ConnectionOptions, name: str) -> asyncpg.Connection[Any]:
-    """Opens a connection to a writable server, within `connect_timeout_s`.
+async def connect(
+    options: ConnectionOptions,
+    name: str,
+    *,
+    kind: type[Session] = Session,
+    settings: Mapping[str, str] = {},
+    command_timeout_s: float | None = None,
+) -> Session:
+    """Opens a connection to a writable server, within `connect_timeout_s`. No other place opens one.
 
-    With `any_server` to a read-only one, if no host of the DSN is writable: last, as it may lag behind. Raises
-    asyncpg's errors, for callers to `translate`.
+    With `any_server` to one that only reads, if none that can write answers soon: last, as it may lag behind; first, if
+    target_session_attrs says so. `kind`: of the connection; `settings`: of the session, beside those of the options.
+    Raises asyncpg's errors, for callers to `translate`.
     """
-    try:
-        return await _connect(options, name, _Wanted.read_write)
-    except (asyncpg.TargetServerAttributeNotMatched, OSError) as error:
-        # The driver raises the OSError of a host that is down even if another one, a read-only one, answered.
-        if not options.any_server or isinstance(error, TimeoutError):
-            raise
-    return await _connect(options, name, _Wanted.any)
+    told = conninfo(options.dsn)
+    arguments = {
+        "dsn": told.for_driver,
+        "ssl": tls.verification(told),
+        "timeout": None,  # each address has a limit of its own
+        "command_timeout": command_timeout_s or options.command_timeout_s,
+        "connection_class": kind,
+    }
+    wanted = {**options.settings(name), **settings}
+    wanted["application_name"] = f"{wanted['application_name']} {told.application_name}".strip()[:63]
+    place = (told.hosts, told.parameters.get("dbname"), told.parameters.get("user"))  # poolers have modes for each
+    for_standby = options.any_server and told.prefers_standby
+    found: list[Session] = []
 
-
-async def _connect(options: ConnectionOptions, name: str, wanted: _Wanted) -> asyncpg.Connection[Any]:
-    with anyio.fail_after(options.connect_timeout_s + 1):
-        try:
-            connection: asyncpg.Connection[Any] = await asyncpg.connect(
-                **tls.driver_arguments(options.dsn),
-                timeout=options.connect_timeout_s,
-                command_timeout=options.command_timeout_s,
-                server_settings=options.settings(name),
-                target_session_attrs=wanted,
-            )
-        except ssl.SSLError:
-            raise  # it may also be a ValueError: an invalid certificate
-        except ValueError as error:  # of the driver's parser: for PGPORT=x just the text of int()
-            raise asyncpg.ClientConfigurationError(str(error)) from None
-        try:
-            await session.set_up(connection)
-        except BaseException:
+    async def open_at(host: Host, address: str) -> Session:
+        there = {"host": host.name, "port": host.port, "loop": Toward(told, address)}
+        connection = await opened(partial(_driver_connect, arguments | there), wanted, place)
+        if connection.only_reads == for_standby:
+            return connection
+        if options.any_server:
+            found.append(connection)
+            patience.deadline = min(patience.deadline, anyio.current_time() + OTHERS_S)
+        else:
             connection.terminate()
+        raise asyncpg.TargetServerAttributeNotMatched
+
+    try:
+        with anyio.CancelScope() as patience:
+            search = Search(told, open_at, for_standby=for_standby, drop=Session.terminate)
+            found.insert(0, await search.run(options.connect_timeout_s))
+    except Exception:
+        if not found:
             raise
-        return connection
+    except BaseException:
+        for each in found:
+            each.terminate()
+        raise
+    for each in found[1:]:
+        each.terminate()
+    return found[0]
+
+
+async def _driver_connect(arguments: Mapping[str, Any], settings: Mapping[str, str]) -> Session:
+    try:
+        connection: Session = await asyncpg.connect(**arguments, server_settings=dict(settings))
+    except ssl.SSLError:
+        raise  # it may also be a ValueError: an invalid certificate
+    except ValueError as error:  # of the driver's parser
+        raise asyncpg.ClientConfigurationError(str(error)) from None
+    return connection
 
 
 class Connection:
@@ -101,7 +142,7 @@ class Connection:
         self._options = options
         self._name = name
         self._lock = anyio.Lock(fast_acquire=True)
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: Session | None = None
         self.answers = 0
         """How many calls the server has answered without an error."""
 
@@ -138,7 +179,7 @@ class Connection:
             self._drop()
             raise unanswered(TimeoutError())
 
-    async def _ready(self) -> asyncpg.Connection[Any]:
+    async def _ready(self) -> Session:
         if self._connection is None or self._connection.is_closed():
             try:
                 self._connection = await connect(self._options, self._name)
@@ -179,7 +220,7 @@ class Listener:
         `received` gets each payload, `lost` is called when the connection is seen to break; both in the loop. The
         LISTEN has taken effect when the context is entered.
         """
-        connection: asyncpg.Connection[Any] | None = None
+        connection: Session | None = None
 
         async def probe() -> None:
             if connection is None or connection.is_closed():

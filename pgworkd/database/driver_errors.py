@@ -12,8 +12,10 @@ import os
 import asyncpg
 
 from pgworkd.database import grants
+from pgworkd.database.session import NOT_PREPARED, REFUSED, SHARED
 from pgworkd.errors import (
     SQLSTATES,
+    AccessRefused,
     DatabaseBusy,
     DatabaseError,
     DatabaseUnavailable,
@@ -22,6 +24,7 @@ from pgworkd.errors import (
     UsageError,
 )
 from pgworkd.settings import tls
+from pgworkd.settings.conninfo import WrongDsn
 
 # SQLSTATEs (https://www.postgresql.org/docs/current/errcodes-appendix.html) that mean that the server or the session
 # is gone, or does not accept us: another connection is needed.
@@ -31,6 +34,7 @@ _UNAVAILABLE = {"25006", "25P03", TOO_MANY, "57P01", "57P02", "57P03", "57P04", 
 # Those after which the same call may succeed on the same connection: deadlock, serialization failure, insufficient
 # resources, a lock or statement time-out, a system error.
 _BUSY_CLASSES = ("40", "53", "57", "58")
+_PROTOCOL = "08P01"
 _BUSY = {"55P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
 BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -39,12 +43,13 @@ FORBIDDEN = "42501"
 _CREDENTIALS = {"28P01", "28000", "3D000", FORBIDDEN}
 # A session that ends with these may have committed before.
 _UNDECIDED = {"57P01", "57P02"}
-# What a pooler in transaction mode answers to our settings, or to statements that another of its clients prepared.
-_POOLED = {"42P05", "26000"}
 _WAITED = "; perhaps another transaction holds a lock: pg_blocking_pids() names its process"
-_POOLED_TEXT = "unsupported startup parameter"
 # After these the session is dropped: a standby, a server that shuts down, a statement that timed out.
 DROP_SESSION = {"25006", "57P03", "57014", "25P03"}
+
+
+class Unreachable(OSError):  # noqa: N818 - a state
+    """No address answered as it should; the text has each, and what it did."""
 
 
 def translate(error: BaseException) -> Exception:
@@ -54,10 +59,10 @@ def translate(error: BaseException) -> Exception:
         return _translate_server_error(error)
     if isinstance(error, TimeoutError):
         return DatabaseUnavailable("the database did not answer in time")
-    if isinstance(error, OSError) and (text := tls.remedy(error)) is not None:
-        return DatabaseUnavailable(text)
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
+        return DatabaseUnavailable(said(error))
+    if isinstance(error, WrongDsn):
+        return UsageError(f"the DSN cannot be used: {error}")
     if isinstance(error, UsageError):
         return UsageError(str(error))  # a new one: no error may be its own cause
     if isinstance(error, asyncpg.ClientConfigurationError):
@@ -65,8 +70,33 @@ def translate(error: BaseException) -> Exception:
     if isinstance(error, ValueError):
         return DatabaseError(str(error), sqlstate="22000")  # an argument that the driver cannot encode
     if isinstance(error, (OSError, asyncpg.InterfaceError)):
-        return DatabaseUnavailable(f"no connection to the database: {error}")
+        return DatabaseUnavailable(f"no connection to the database: {said(error)}")
     return DatabaseUnavailable(f"{type(error).__name__}: {error}")
+
+
+def is_judgement(error: Exception) -> bool:
+    """True if the server that was asked for a session has judged who we are, or what we want: no other need be asked.
+
+    So it is for libpq, too. False: this address cannot serve us, and another one might.
+    """
+    code = sqlstate_of(error)
+    if isinstance(error, asyncpg.PostgresError):
+        return code == _PROTOCOL or not (code in _UNAVAILABLE or code[:2] in ("08", *_BUSY_CLASSES))
+    return not isinstance(error, (OSError, asyncpg.TargetServerAttributeNotMatched))
+
+
+def said(error: Exception) -> str:
+    """What an address did, in a few words, and the remedy if there is one."""
+    if isinstance(error, TimeoutError):
+        return "did not answer in time"
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return "this server only reads (a standby?): connect to the primary"
+    if isinstance(error, OSError) and not isinstance(error, Unreachable):
+        number = error.errno or 0  # negative: of getaddrinfo(); with a file's name the text is better
+        known = os.strerror(number) if number > 0 and error.filename is None else ""
+        return tls.remedy(error) or known or error.strerror or str(error) or type(error).__name__
+    code = sqlstate_of(error)
+    return f"{error} ({code})" if code else str(error)
 
 
 def sqlstate_of(error: BaseException) -> str:
@@ -108,11 +138,11 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
     text = str(error)
     if code in SQLSTATES and (exception := SQLSTATES[code].exception) is not DatabaseError:
         return exception(". ".join(map(str.strip, text.split("\nHINT:"))))
-    if code in _POOLED or _POOLED_TEXT in text:
-        return UsageError(
-            f"the DSN leads to a connection pooler ({text.splitlines()[0]}): daemons and commands need "
-            "sessions of their own, so give them the address of Postgres itself; applications may use the pooler"
-        )
+    if code in NOT_PREPARED:
+        return UsageError(SHARED.format(f" ({text.splitlines()[0]})"))
+    if REFUSED in text:  # what stands in the DSN itself; ours are made otherwise
+        remedy = "remove it from the DSN or the environment, or allow it there"
+        return UsageError(f"the DSN cannot be used: the pooler says: {text}; {remedy}")
     if code in _SCHEMA_MISSING:
         return SchemaError(f"{text}: is the schema installed and current? Run: pgworkd migrate")
     if code in _UNAVAILABLE or code[:2] == "08":
@@ -124,7 +154,7 @@ def _translate_server_error(error: asyncpg.PostgresError) -> Exception:
         return UsageError(f"the DSN cannot be used: {text}; correct this name, or remove it{_read_besides()}")
     if code in _CREDENTIALS:
         groups = grants.groups_that_may(text) if code == FORBIDDEN else ""
-        return UsageError(
+        return AccessRefused(
             f"the database refused us: {text} ({code}); check user, password, database and grants{groups}"
         )
     return DatabaseError(text, sqlstate=code, constraint=getattr(error, "constraint_name", None))

@@ -2,17 +2,18 @@
 
 One `Outage` per part of the daemon. It reports once that the database is unavailable and once that it has recovered, or
 once that a statement failed where the database answers (a time-out, a lock, a rejection); in between it only computes
-delays, so that an hour without a database is not an hour of log lines. Parts that wait here retry at once when any
-other part reports the recovery.
+delays, so that an hour without a database is not an hour of log lines; a part may ask to be reminded. Parts that wait
+here retry at once when any other part reports the recovery.
 """
 
 from __future__ import annotations
 
+import math
 import random
 
 import anyio
 
-from pgworkd.errors import DatabaseBusy, DatabaseError
+from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 
@@ -24,9 +25,12 @@ CAP_S = 2.0
 class Outage:
     """The state of the database, as one part of the daemon sees it."""
 
-    def __init__(self, part: str, events_: Events) -> None:
+    def __init__(self, part: str, events_: Events, *, remind_s: float = math.inf) -> None:
+        """`remind_s`: report again after this many seconds, and when we are refused for another reason."""
         self._part = part
         self._events = events_
+        self._remind_s = remind_s
+        self._said, self._said_at, self._refused = "", -math.inf, False
         self._since: float | None = None
         self._failing = False  # calls are answered with errors: no outage
         self._delay_s = FIRST_S
@@ -44,13 +48,22 @@ class Outage:
                 facts = {"part": self._part, "error": str(error), "retry_in_s": round(delay_s, 3)}
                 self._events.emit(events.STATEMENT_FAILED, **facts)
             self._failing = True
-        elif self._since is None:
-            self._since = anyio.current_time()
-            self._events.emit(
-                events.DATABASE_UNAVAILABLE, part=self._part, error=str(error), retry_in_s=round(delay_s, 3)
-            )
+        else:
+            self._report(error, delay_s)
         self._delay_s = min(CAP_S, self._delay_s * 2)
         return delay_s
+
+    def _report(self, error: Exception, delay_s: float) -> None:
+        """Once; again when the database begins to refuse us, or it is time for a reminder."""
+        now_s, text, refused = anyio.current_time(), str(error), isinstance(error, AccessRefused)
+        is_new = self._since is None or (refused and not self._refused)
+        is_other = refused and text != self._said and self._remind_s < math.inf
+        if is_new or is_other or now_s - self._said_at >= self._remind_s:
+            self._said, self._said_at, self._refused = text, now_s, refused
+            name = events.DATABASE_REFUSED if refused else events.DATABASE_UNAVAILABLE
+            self._events.emit(name, part=self._part, error=text, retry_in_s=round(delay_s, 3))
+        if self._since is None:
+            self._since = now_s
 
     async def wait(self, error: Exception) -> None:
         """Records a failed call, and returns when it is time for the next."""

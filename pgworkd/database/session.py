@@ -5,9 +5,13 @@ Every setting that ends a statement, a transaction or an idle session, or change
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+
+import asyncpg
 
 from pgworkd.database import array_types
+from pgworkd.errors import UsageError
 
 TRANSACTION_TIMEOUT_SINCE = 17
 """The version of Postgres that introduced transaction_timeout: older ones reject a connection that sets it."""
@@ -17,6 +21,36 @@ cannot hold locks. Over TCP only; over a Unix socket claims rely on answers that
 TRANSACTION_SETTINGS = {"statement_timeout": "0", "tcp_user_timeout": "60000"}
 """In place of those, for sessions of handlers, which may fetch much and read it slowly."""
 _NO_LIMIT = "SET transaction_timeout = 0;"
+_ROUNDS = 5
+REFUSED = "unsupported startup parameter"
+"""What pgbouncer answers to settings that it does not know."""
+SHARED = (
+    "the DSN leads to a connection pooler in transaction mode{}: daemons and commands need sessions of their own, so "
+    "give them the address of Postgres itself, or of a pool in session mode; applications may use this one"
+)
+NOT_PREPARED = {"42P05", "26000"}
+"""What a pooler in transaction mode answers to statements that another of its clients prepared."""
+_CHECK = """DO $$ BEGIN EXECUTE format('PREPARE pgworkd_session AS SELECT 1 / (current_user = %L AND session_user = %L
+    AND pg_my_temp_schema() = 0)::int', current_user, session_user); END $$"""
+_IS_AS_LENT = "EXECUTE pgworkd_session;"
+_pooled: set[Hashable] = set()
+"""What is reached through poolers in session mode, as far as this process knows."""
+
+Connect = Callable[[Mapping[str, str]], Awaitable["Session"]]
+
+
+class Session(asyncpg.Connection):
+    """A connection of the driver whose settings may have been made after it was opened."""
+
+    made_sql = ""
+    """What a reset must do again."""
+    only_reads = False
+    """Whether the server, or this session, refuses to write."""
+
+    def get_reset_query(self) -> str:
+        """As the driver's, followed by our settings where it undoes them."""
+        query: str = super().get_reset_query()
+        return query + self.made_sql
 
 
 def settings(
@@ -41,28 +75,73 @@ def settings(
     }
 
 
-async def set_up(connection: Any) -> None:
-    """Applies what cannot be set on connect, now that the server's version is known. Raises the driver's errors."""
-    array_types.register(connection)
-    if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
-        await connection.execute(_NO_LIMIT)
+async def opened(connect: Connect, wanted: Mapping[str, str], place: Hashable) -> Session:
+    """A session with the `wanted` settings; `connect` opens one with those that it is given.
 
-
-async def set_up_lent(connection: Any) -> None:
-    """The same for sessions that are lent out; and prepares a check that fails once they are spoilt.
-
-    That is: under another user or role, with temporary tables, or without their prepared statements.
+    A pooler refuses or ignores them, so behind one they are made by SET, in sessions that are ours alone: UsageError if
+    they are not. `place`: what is connected to. Raises the driver's errors.
     """
-    await set_up(connection)
+    if place not in _pooled:
+        try:
+            connection = await connect(wanted)
+        except asyncpg.PostgresError as error:
+            if REFUSED not in str(error):
+                raise
+        else:
+            if await _is_direct(connection):
+                return connection
+            connection.terminate()
+        await _refuse_shared(connect)
+        _pooled.add(place)
+    name = "application_name"
+    connection = await connect({name: wanted[name]})
+    quoted = {key: value.replace("'", "''") for key, value in wanted.items()}
+    await _is_direct(connection, "".join(f"SET {key} = '{value}';" for key, value in quoted.items()))
+    return connection
+
+
+async def keep_as_lent(connection: Session) -> None:
+    """Makes the reset of a session fail once it is spoilt.
+
+    That is: under another user or role, with temporary tables, or without its prepared statements.
+    """
     await connection.execute(_CHECK)
+    connection.made_sql += _IS_AS_LENT
 
 
-_CHECK = """DO $$ BEGIN EXECUTE format('PREPARE pgworkd_session AS SELECT 1 / (current_user = %L AND session_user = %L
-    AND pg_my_temp_schema() = 0)::int', current_user, session_user); END $$"""
-_IS_AS_LENT = "EXECUTE pgworkd_session;"
+async def _is_direct(connection: Session, sql: str = "") -> bool:
+    """Makes settings, now that the server's version is known. True if no pooler is between the server and us."""
+    try:
+        array_types.register(connection)
+        if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE:
+            sql += _NO_LIMIT
+        connection.made_sql = sql
+        pid = connection.get_server_pid()  # a pooler makes up its own
+        is_direct = await connection.execute(f"{sql}SELECT WHERE pg_backend_pid() = {pid}") == "SELECT 1"
+        known = connection.get_settings() if is_direct else None
+        if (standby := getattr(known, "in_hot_standby", None)) is None:
+            standby = await connection.fetchval("SHOW in_hot_standby")
+        only_reads = getattr(known, "default_transaction_read_only", "") == "on"
+        connection.only_reads = only_reads or standby == "on"
+    except BaseException:
+        connection.terminate()
+        raise
+    return is_direct
 
 
-def reset_query(connection: Any, query: str) -> str:
-    """The driver's query that resets a session, followed by what `set_up` sets. It fails if the session is spoilt."""
-    limit = _NO_LIMIT if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE else ""
-    return query + limit + _IS_AS_LENT
+async def _refuse_shared(connect: Connect) -> None:
+    """UsageError if two connections are given the same session of the server, or one is given several, in turn."""
+    with contextlib.ExitStack() as stack:
+        one = await connect({})
+        stack.callback(one.terminate)
+        other = await connect({})
+        stack.callback(other.terminate)
+        try:
+            for _ in range(_ROUNDS):
+                seen = [await each.fetchval("SELECT pg_backend_pid()") for each in (one, one, other)]
+                if seen[0] != seen[1] or seen[1] == seen[2]:
+                    raise UsageError(SHARED.format(""))
+        except asyncpg.PostgresError as error:
+            if error.sqlstate in NOT_PREPARED:
+                raise UsageError(SHARED.format(f" ({str(error).splitlines()[0]})")) from None
+            raise

@@ -15,10 +15,10 @@ import anyio
 import asyncpg
 
 from pgworkd.database import session
-from pgworkd.database.connection import PROBE_TIMEOUT_S, Connection, ConnectionOptions
+from pgworkd.database.connection import PROBE_TIMEOUT_S, Connection, ConnectionOptions, connect
 from pgworkd.database.driver_errors import BROKEN, is_answer, translate, unanswered
-from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, UsageError
-from pgworkd.settings import tls
+from pgworkd.database.session import Session
+from pgworkd.errors import DatabaseBusy, DatabaseUnavailable
 
 CUT_AFTER_S = 0.5
 """A stopped transaction waits this long for a connection that may be dead, then closes it: that also rolls back,
@@ -37,7 +37,7 @@ def _is_closed(connection: Any) -> bool:
         return True
 
 
-class _AgedConnection(asyncpg.Connection):
+class _AgedConnection(Session):
     """A connection that records when it was made."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -61,7 +61,7 @@ class _AgedConnection(asyncpg.Connection):
 
     def get_reset_query(self) -> str:
         is_as_new, self._is_as_new = self._is_as_new, False
-        return "" if is_as_new else session.reset_query(self, super().get_reset_query())
+        return "" if is_as_new else super().get_reset_query()
 
 
 class TransactionPool:
@@ -87,7 +87,7 @@ class TransactionPool:
         self._options = options
         self._max = connections_max
         self._command_timeout_s = command_timeout_s or options.command_timeout_s * 6
-        self._session = options.settings(name) | settings
+        self._name, self._session = name, settings
         self._free = anyio.Semaphore(connections_max, fast_acquire=True)
         self._pool: asyncpg.Pool[Any] | None = None
         self._lock = anyio.Lock()
@@ -203,7 +203,7 @@ class TransactionPool:
     async def _acquire(self, pool: asyncpg.Pool[Any]) -> Any:
         while True:
             try:
-                connection: Any = await pool.acquire(timeout=self._options.connect_timeout_s)
+                connection: Any = await pool.acquire(timeout=self._options.connect_timeout_s + 1)
             except Exception as error:
                 raise translate(error) from error
             if connection.made_at_s >= self._suspect_s:
@@ -228,22 +228,23 @@ class TransactionPool:
     async def _ready(self) -> asyncpg.Pool[Any]:
         async with self._lock:
             if self._pool is None:
-                try:
-                    self._pool = asyncpg.create_pool(
-                        **tls.driver_arguments(self._options.dsn),
-                        min_size=0,
-                        max_size=self._max,
-                        timeout=self._options.connect_timeout_s,
-                        command_timeout=self._command_timeout_s,
-                        server_settings=self._session,
-                        target_session_attrs=asyncpg.connect_utils.SessionAttribute.read_write,
-                        connection_class=_AgedConnection,
-                        init=session.set_up_lent,
-                    )
-                    await self._pool
-                except UsageError as error:  # of the address, which is in its frames
-                    raise translate(error) from error
+                self._pool = asyncpg.create_pool(
+                    min_size=0, max_size=self._max, connect=self._open, connection_class=_AgedConnection
+                )
+                await self._pool
             return self._pool
+
+    async def _open(self, *_: object, **__: object) -> Any:
+        limit_s = self._command_timeout_s
+        connection = await connect(
+            self._options, self._name, kind=_AgedConnection, settings=self._session, command_timeout_s=limit_s
+        )
+        try:
+            await session.keep_as_lent(connection)
+        except BaseException:
+            _terminate(connection)
+            raise
+        return connection
 
     async def close(self) -> None:
         """Closes all connections forcibly: open transactions are rolled back."""

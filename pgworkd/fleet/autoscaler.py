@@ -16,7 +16,7 @@ import anyio
 
 from pgworkd.admin.admin import Admin
 from pgworkd.database.reconnect import Outage
-from pgworkd.errors import DatabaseUnavailable, PgworkdError
+from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, SchemaAwaited
 from pgworkd.fleet.process_keeper import ProcessKeeper
 from pgworkd.fleet.workers import WorkerBackend
 from pgworkd.metrics import Member
@@ -117,8 +117,8 @@ class Autoscaler:
             with self._beginning:
                 try:
                     await self.admin.verify()
-                except DatabaseUnavailable as error:
-                    self.outage.failed(error)
+                except (DatabaseUnavailable, SchemaAwaited, AccessRefused) as error:
+                    self.outage.failed(error)  # the workers wait, too
                 keeper.began_s.update(dict.fromkeys(await self.backend.alive(rules.most), -math.inf))
                 self._policy = Policy(rules, keeper.began_s)
                 keeper.want(self._policy.wanted)

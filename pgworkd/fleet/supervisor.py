@@ -72,6 +72,7 @@ class _Child:
     must_reload: bool = False
     strikes: int = 0  # checks in a row that found it late
     worker_id: Registration | None = None
+    status: str = ""
 
     def send(self, number: signal.Signals) -> None:
         """Sends it a signal, if it is still running."""
@@ -161,7 +162,9 @@ class Supervisor:
             return f"stopping, {len(self._living)} of {self._count} left"
         ready = sum(child.ready for child in self._living.values())
         missing = self._count - ready if self.ready.is_set() else 0
-        return f"{ready} of {self._count} ready" + (f"; restarting {missing}" if missing else "")
+        waits = next((child.status for child in self._living.values() if not child.ready and child.status), "")
+        more = [f"restarting {missing}"] if missing else []
+        return "; ".join([f"{ready} of {self._count} ready", *more, *([waits] if waits else [])])
 
     def _name(self, number: int) -> str:
         return f"{self.options.worker_name[: NAME_CHARS_MAX - 3]}-{number}"
@@ -250,6 +253,8 @@ class Supervisor:
             if b"WATCHDOG=1" in lines:
                 child.due_s, child.strikes = anyio.current_time() + self._watchdog_s, 0
             for name, _, value in (each.decode(errors="replace").partition("=") for each in lines):
+                if name == "STATUS":
+                    child.status = value
                 if name == _WORKER:
                     worker_id, token = value.split()
                     child.worker_id = Registration.of(int(worker_id), UUID(token))

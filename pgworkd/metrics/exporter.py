@@ -14,10 +14,13 @@ from anyio.from_thread import BlockingPortal
 
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
+from pgworkd.database.reconnect import Outage
+from pgworkd.engine.life.startup import REMIND_S
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.metrics import queries
 from pgworkd.metrics.daemon import BUILD
 from pgworkd.metrics.samples import Check, Labels, Samples, Value
+from pgworkd.words.events import Events
 from pgworkd.words.redaction import redact
 
 STATEMENT_S = 2.5
@@ -35,7 +38,9 @@ HOLDERS = ("session", "prepared", "slot")
 class DatabaseReader:
     """Reads the database, in the event loop. Calls within SHARED_S share one answer."""
 
-    def __init__(self, options: ConnectionOptions) -> None:
+    def __init__(self, options: ConnectionOptions, events_: Events | None = None) -> None:
+        """`events_`: for the log, which says that there is no answer."""
+        self._outage = Outage("metrics", events_ or Events(), remind_s=REMIND_S)
         options = replace(
             options,
             connect_timeout_s=min(options.connect_timeout_s, CONNECT_S),
@@ -66,8 +71,10 @@ class DatabaseReader:
             found = await self._fetch()
             version = await schema.installed_version(self._connection)
         except PgworkdError as error:
+            self._outage.failed(error)
             said = redact(str(error))
             return {**ours, "pgworkd_scrape_up": {(): 0}}, [Check("database", ok=False, says=said)]
+        self._outage.passed()
         fits = version == schema.VERSION
         says = "fits" if fits else f"is at version {version}, this program needs {schema.VERSION}"
         checks = [Check("database", ok=True, says="answers"), Check("schema", fits, says)]
@@ -99,9 +106,13 @@ class DatabaseReader:
 class DatabaseSource:
     """Shows the database. `samples` and `checks` may be called from any thread but that of the portal's loop."""
 
-    def __init__(self, options: ConnectionOptions, portal: BlockingPortal) -> None:
-        self._reader = DatabaseReader(options)
+    def __init__(self, options: ConnectionOptions, portal: BlockingPortal, events_: Events | None = None) -> None:
+        self._reader = DatabaseReader(options, events_)
         self._portal = portal
+
+    async def begin(self) -> None:
+        """Reads for the first time, in the portal's loop: the log says at once if there is no answer."""
+        await self._reader.read()
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -20,7 +20,7 @@ from pgworkd.database.schedule_store import Undeclared
 from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt, Store
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.engine.life.heartbeat import boot_time_s
-from pgworkd.errors import DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
+from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote_daemon.client import CONFLICT, GatewayClient, GatewayOptions, problem
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.remote_daemon.held import Held
@@ -72,7 +72,7 @@ class GatewayStore(Store):
     async def register(
         self, name: str, pid: int, version: str, lease_s: float, kinds: Sequence[str] | None = None, kind: str = ""
     ) -> Registration:
-        """Registers this worker. UsageError for a token that does not allow it."""
+        """Registers this worker. AccessRefused for a token that does not allow it."""
         slots = self._slots()
         body = {"name": name, "version": version, "lease_s": lease_s, "queues": slots}
         made = await self._http.call("POST", "/v1/workers", body)
@@ -256,15 +256,15 @@ class GatewayStore(Store):
     async def declare_rules(self, worker_id: int | None, rules: Mapping[str, Mapping[str, Any]]) -> list[Undeclared]:
         """Stores the schedules of the code, which stay when the code declares them no more.
 
-        `rules`: by name, the columns of `schedules`. UsageError without the right.
+        `rules`: by name, the columns of `schedules`. AccessRefused without the right.
         """
         for name, rule in rules.items():
             body = {**rule, "wait_for_retries": rule["waits_for_retries"]}
             del body["waits_for_retries"]
             try:
                 await self._http.call("PUT", f"/v1/schedules/{quote(name, safe='')}", body)
-            except UsageError as error:
-                raise UsageError(f"schedule {name!r} needs a token with the scope operate: {error}") from None
+            except AccessRefused as error:
+                raise AccessRefused(f"schedule {name!r} needs a token with the scope operate: {error}") from None
             except DatabaseError as error:
                 if error.sqlstate != CONFLICT:  # a daemon with a database declares it, too
                     raise

@@ -30,6 +30,8 @@ from pydantic_settings import (
 )
 
 from pgworkd.errors import UsageError
+from pgworkd.settings.conninfo import conninfo
+from pgworkd.settings.conninfo import notes as without_effect
 from pgworkd.settings.faults import contradictions, is_duration, lines
 from pgworkd.settings.file import (
     NAME_CHARS_MAX,
@@ -40,9 +42,9 @@ from pgworkd.settings.file import (
     read_file,
     unknown_names,
 )
-from pgworkd.settings.tls import mode_fault, weakness
+from pgworkd.settings.tls import weakness
 from pgworkd.words.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
-from pgworkd.words.dsn import dsn_fault, redacted
+from pgworkd.words.dsn import redacted
 from pgworkd.words.durations import seconds_of
 from pgworkd.words.mail_url import is_mail_address, mail_server
 from pgworkd.words.redaction import hide
@@ -182,8 +184,8 @@ class Settings(BaseSettings):
     @field_validator("dsn")
     @classmethod
     def _check_dsn(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and (fault := dsn_fault(value.get_secret_value())):
-            raise ValueError(fault)
+        if value is not None:
+            conninfo(value.get_secret_value())
         return value
 
     @field_validator("remote", "callback_url")
@@ -329,19 +331,19 @@ def load(**overrides: object) -> Settings:
             settings = Settings(**{**table, **environment, **flags})
         except ValidationError as error:
             problems = [line for detail in error.errors() for line in lines(detail, origins, Settings.model_fields)]
-        else:
-            dsn = None if settings.dsn is None else settings.dsn_required()
-            fault = None if dsn is None else mode_fault(dsn, origins["dsn"])
-            problems = [] if fault is None else [fault]
     if problems:  # raised here, so that the error of pydantic, which contains values, is not its context
         raise UsageError("; ".join(problems))
+    told = None if settings.dsn is None else conninfo(settings.dsn_required())
+    if told is not None and (limit_s := told.number("connect_timeout")) and "connect_timeout_s" not in origins:
+        settings = settings.model_copy(update={"connect_timeout_s": min(60.0, float(limit_s))})
+        origins["connect_timeout_s"] = told.where("connect_timeout")
     settings._origins = origins  # noqa: SLF001
     notes = []
     has_secret = any(redacted(str(table.get(name))) != str(table.get(name)) for name in ("dsn", "smtp_url"))
     if is_public and (has_secret or "token" in table):
         notes.append(f"{path} contains a secret and is readable by every user: chmod 600 {path}")
-    if dsn is not None and (weak := weakness(dsn)) is not None:
-        notes.append(weak)
+    if told is not None:
+        notes += [*without_effect(told), *filter(None, [weakness(told)])]
     if settings.remote is not None and is_open_to_others(settings.remote):
         notes.append(f"remote ({origins['remote']}) is http: others on the way can read the token and all jobs")
     settings._notes = tuple(notes)  # noqa: SLF001

@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from pgworkd.settings.file import quoted
+from pgworkd.words.dsn import QUOTED
 
 
 def contradictions(lease_s: float, heartbeat_s: float, command_timeout_s: float) -> dict[str, str]:
@@ -41,9 +42,15 @@ def lines(detail: ErrorDetails, origins: Mapping[str, str], fields: Mapping[str,
         name = str(detail["loc"][0])
         is_ours = detail["type"] == "value_error"
         problems = {name: str(detail["ctx"]["error"]) if is_ours else _expected(name, fields[name], detail["input"])}
-        if detail["type"] == "path_not_directory":
+        if _is_quoted(detail["input"]):
+            problems = {name: QUOTED}
+        elif detail["type"] == "path_not_directory":
             problems = {name: "must be a directory that is there"}
     return [f"{name} ({origins.get(name, 'default')}): {problem}" for name, problem in problems.items()]
+
+
+def _is_quoted(value: object) -> bool:
+    return isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
 
 
 def _expected(name: str, field: FieldInfo, value: object) -> str:

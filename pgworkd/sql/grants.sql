@@ -1,6 +1,7 @@
--- Who may do what in the schema pgworkd. For a superuser, or, when the roles exist, for the owner of the schema; in psql
--- or by any driver. Installed first (`pgworkd migrate`); to be run again after each upgrade: a function or table that is new
--- is nobody's but the owner's until then. Only the grants below are left, so grants of your own on these objects to these
+-- Who may do what in the schema pgworkd. For a superuser; or for who may create roles and has run `pgworkd migrate`, as the
+-- first user of a managed server; or, when the roles exist, for the owner of the schema. In psql or by any driver.
+-- Installed first (`pgworkd migrate`); to be run again after each upgrade: a function or table that is new is nobody's but
+-- the owner's until then. Only the grants below are left, so grants of your own on these objects to these
 -- roles, or to PUBLIC, go. The roles are groups (NOLOGIN): GRANT them to those who log in.
 --
 --   owner     owns the schema and runs `pgworkd migrate`: log in as it, or ALTER ROLE deploy SET role = ...
@@ -33,6 +34,19 @@ BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
         END IF;
     END LOOP;
+END $$;
+
+-- Who is no superuser must be a member of the owner, to give it what it owns and to migrate. Since Postgres 16 who creates a
+-- role may grant it, and is no member; before, who may create roles may grant each of them.
+DO $$
+DECLARE
+    v_owner    text := current_setting('pgworkd.owner');
+    v_is_newer bool := current_setting('server_version_num')::int >= 160000;
+BEGIN
+    IF pg_has_role(v_owner, 'USAGE') AND pg_has_role(v_owner, CASE WHEN v_is_newer THEN 'SET' ELSE 'MEMBER' END) THEN
+        RETURN;
+    END IF;
+    EXECUTE format('GRANT %I TO %I', v_owner, current_user) || CASE WHEN v_is_newer THEN ' WITH INHERIT TRUE, SET TRUE' ELSE '' END;
 END $$;
 
 -- The gateway has the rights of three others.

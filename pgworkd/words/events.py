@@ -56,6 +56,7 @@ DAEMON_STOPPING: Final = "daemon.stopping"  # running, shutdown_s
 SHUTDOWN_INCOMPLETE: Final = "shutdown.incomplete"  # reason: what the stop left behind; the exit code is 1
 DAEMON_STOPPED: Final = "daemon.stopped"  # exit_code
 DATABASE_UNAVAILABLE: Final = "database.unavailable"  # part, error, retry_in_s
+DATABASE_REFUSED: Final = "database.refused"  # part, error, retry_in_s: it answers, but not to this user or token
 DATABASE_RECOVERED: Final = "database.recovered"  # part, outage_s: how long it lasted
 STATEMENT_FAILED: Final = "statement.failed"  # part, error, retry_in_s: the database answered with an error
 LEASE_FENCED: Final = "lease.fenced"  # since_s: everything that ran was cancelled

@@ -46,6 +46,7 @@ _LEVELS: dict[str, int] = {
     events.OUTCOMES_DELAYED: logging.WARNING,
     events.STATEMENT_FAILED: logging.WARNING,
     events.DATABASE_UNAVAILABLE: logging.WARNING,
+    events.DATABASE_REFUSED: logging.ERROR,
     events.SHUTDOWN_INCOMPLETE: logging.ERROR,
     events.LEASE_FENCED: logging.ERROR,
     events.LEASE_LOST: logging.ERROR,

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.bug import Bug, python, sql
+from tests.chaos.planted_addresses import BUGS as ADDRESSES
 from tests.chaos.planted_blocked import BUGS as BLOCKED
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
@@ -43,6 +44,7 @@ _OF_THE_WORKER = (
 )
 _OF_COMPLETED = "        RETURNING j.*, s.result"
 BUGS = (
+    *ADDRESSES,
     *SIZES,
     *WINDOW,
     *BLOCKED,

@@ -86,8 +86,8 @@ BUGS = (
     python(
         "a daemon in a copy says so once",
         "engine/life/startup",
-        "            self._report_at = anyio.current_time() + COPY_REPORT_S\n",
-        '            self._report_at = float("inf")\n',
+        "            self._reported, self._reported_at = text, now_s\n",
+        '            self._reported, self._reported_at = text, float("inf")\n',
         tests=_COPIES,
     ),
     python(

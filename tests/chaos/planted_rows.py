@@ -95,8 +95,8 @@ BUGS = (
     python(
         "a session that a handler has spoilt is used again",
         "database/session",
-        "    return query + limit + _IS_AS_LENT\n",
-        "    return query + limit\n",
+        "    connection.made_sql += _IS_AS_LENT\n",
+        "",
         tests="tests/engine/test_spoilt_sessions.py",
     ),
     sql(

@@ -103,6 +103,7 @@ def test_doctor_reports_problems_with_remedies(shell: Shell) -> None:
     levels = {subject: finding["level"] for subject, finding in findings.items()}
     ok = dict.fromkeys(("connection", "server", "clock", "schema", "transactions", "notifications"), "ok")
     ok |= dict.fromkeys(("endpoints", "kinds", "schedules", "dependencies", "effects", "runs"), "ok")
+    ok |= dict.fromkeys(("locks", "rows", "sessions"), "ok")
     warn = dict.fromkeys(("workers", "dead jobs", "history"), "warn")
     assert levels == {**ok, **warn, "autovacuum": "bad", "queues": "bad"}
     assert "'late'" in findings["queues"]["finding"]

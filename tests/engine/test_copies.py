@@ -79,7 +79,7 @@ async def starting(app: App, dsn: str, **changes: Any) -> AsyncIterator[tuple[Da
 async def test_a_daemon_waits_in_a_copy_says_so_again_and_again_and_goes_on_when_it_is_adopted(
     dsn: str, db: asyncpg.Connection[Any], copy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startup, "COPY_REPORT_S", 0.05)
+    monkeypatch.setattr(startup, "REMIND_S", 0.05)
     monkeypatch.setattr(startup, "SCHEMA_POLL_S", 0.02)
     ran: list[str] = []
     before = await contents(db)

@@ -189,13 +189,13 @@ async def test_a_daemon_with_an_older_schema_waits_for_migrate_and_can_stop(
 
 
 async def test_a_daemon_that_waited_for_the_schema_waits_for_its_grants(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    """They are granted after the migration; a daemon that lacks them from the start is refused."""
+    """They are granted after the migration."""
     await db.execute("UPDATE pgworkd.schema_version SET version = 0")
     async with plain_user(dsn, db, granted=False) as user_dsn, starting(user_dsn) as (daemon, seen):
         await seen.wait(events.SCHEMA_AWAITED)
         await db.execute("UPDATE pgworkd.schema_version SET version = $1", schema.VERSION)
-        await seen.wait(events.SCHEMA_AWAITED, 2)
-        assert daemon.status() == "waiting for pgworkd grants"
+        refused = await seen.wait(events.DATABASE_REFUSED)
+        assert daemon.status() == f"waiting for the database: {refused['error']}"
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED)
 

@@ -1,8 +1,10 @@
-"""Startup: transient errors are waited for, permanent ones are refused with a remedy."""
+"""Startup: what somebody else can put right is waited for; what only another start can, is refused with a remedy."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -14,14 +16,17 @@ from anyio.abc import SocketAttribute
 from pgworkd import App
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.schema import VERSION
+from pgworkd.engine.life import startup
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.errors import PgworkdError, SchemaError, UsageError
+from pgworkd.errors import AccessRefused, PgworkdError, SchemaError, UsageError
+from pgworkd.metrics.daemon import DaemonSource
 from pgworkd.words import events
+from pgworkd.words.events import Events
 from pgworkd.words.registration import SESSIONS_MIN
 from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
-from tests.kits.schema import plain_user
-from tests.kits.server import database_name, set_read_only
+from tests.kits.schema import granted_login, plain_user
+from tests.kits.server import create_empty_database, database_name, drop_database, set_read_only
 
 
 async def refusal(dsn: str, **changes: Any) -> PgworkdError:
@@ -92,7 +97,7 @@ async def test_a_server_that_accepts_but_never_responds_is_waited_for() -> None:
         tasks.start_soon(listener.serve, _stay_silent)
         tasks.start_soon(daemon.run)
         outage = await seen.wait(events.DATABASE_UNAVAILABLE)
-        assert outage["error"] == "the database did not answer in time"
+        assert outage["error"] == f"no connection to the database: 127.0.0.1 port {port}: did not answer in time"
         daemon.request_stop()
         await seen.wait(events.DAEMON_STOPPED, exit_code=0)
         tasks.cancel_scope.cancel()
@@ -123,6 +128,51 @@ async def test_the_daemon_starts_when_the_server_accepts_connections_again(
             daemon.request_stop()
 
 
+# What is refused, and how it is put right: by somebody else, while the daemon waits.
+
+REFUSALS = {
+    "password": ("ALTER ROLE {user} PASSWORD 'other'", "ALTER ROLE {user} PASSWORD 'right'", "28P01"),
+    "user": ("ALTER ROLE {user} RENAME TO {user}_gone", "ALTER ROLE {user}_gone RENAME TO {user}", "28P01"),
+    "login": ("ALTER ROLE {user} NOLOGIN", "ALTER ROLE {user} LOGIN", "28000"),
+    "expired": ("ALTER ROLE {user} VALID UNTIL '2020-01-01'", "ALTER ROLE {user} VALID UNTIL 'infinity'", "28P01"),
+    "connect": (
+        "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC",
+        "GRANT CONNECT ON DATABASE {database} TO PUBLIC",
+        "42501",
+    ),
+    "schema": ("REVOKE ALL ON SCHEMA pgworkd FROM {user}", "GRANT USAGE ON SCHEMA pgworkd TO {user}", "42501"),
+    "table": (
+        "REVOKE ALL ON pgworkd.workers FROM {user}",
+        "GRANT ALL ON pgworkd.workers TO {user}",
+        "42501",
+    ),
+    "function": (
+        "REVOKE ALL ON FUNCTION pgworkd.register FROM PUBLIC, {user}",
+        "GRANT EXECUTE ON FUNCTION pgworkd.register TO {user}",
+        "42501",
+    ),
+}
+
+
+@contextlib.asynccontextmanager
+async def waiting(dsn: str, **changes: Any) -> AsyncIterator[tuple[Daemon, Recorder]]:
+    """A daemon that runs; it is stopped, and must have left with 0, at the end."""
+    seen, codes = Recorder(), []
+    daemon = Daemon(app_of_one(), quick_options(dsn, **changes))
+    daemon.events.listen(seen)
+
+    async def run() -> None:
+        codes.append(await daemon.run())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        try:
+            yield daemon, seen
+        finally:
+            daemon.request_stop()
+    assert codes == [0]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 async def test_a_daemon_is_not_ready_without_the_sessions_it_serves_with(
     dsn: str, db: asyncpg.Connection[Any], limit: int
@@ -131,30 +181,78 @@ async def test_a_daemon_is_not_ready_without_the_sessions_it_serves_with(
     async with plain_user(dsn, db) as user_dsn:
         role = urlsplit(user_dsn).username
         await db.execute(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
-        seen = Recorder()
-        daemon = Daemon(app_of_one(), quick_options(user_dsn))
-        daemon.events.listen(seen)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(daemon.run)
-            outage = await seen.wait(events.DATABASE_UNAVAILABLE)
-            assert "too many connections for role" in outage["error"]
-            assert f"it needs {SESSIONS_MIN} sessions, and has {limit}; raise the limit" in outage["error"]
+        async with waiting(user_dsn) as (_, seen):
+            error = (await seen.wait(events.DATABASE_UNAVAILABLE))["error"]
+            assert "too many connections for role" in error
+            assert f"it needs {SESSIONS_MIN} sessions, and has {limit}; raise the limit" in error
             assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
             assert seen.all(events.DAEMON_READY) == []
             await db.execute(f"ALTER ROLE {role} CONNECTION LIMIT {SESSIONS_MIN}")
             await seen.wait(events.DAEMON_READY)
             await until(waits_for_status(db, await insert(db, "q"), "completed"))
-            daemon.request_stop()
         assert seen.all(events.DATABASE_UNAVAILABLE, part="claims") == []
 
 
-async def test_a_wrong_password_is_refused_and_never_shown(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    async with plain_user(dsn, db) as user_dsn:
-        error = await refusal(user_dsn.replace(":right@", ":canary@"))
-    assert isinstance(error, UsageError)
-    assert "password authentication failed" in str(error)
-    assert "check user, password" in str(error)
-    assert "canary" not in str(error)
+@pytest.mark.parametrize("what", REFUSALS)
+async def test_a_server_that_refuses_us_is_waited_for_until_it_is_put_right(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(startup, "REMIND_S", 0.2)
+    monkeypatch.setattr(startup, "REFUSED_S", 0.1)
+    async with granted_login(dsn, db) as user_dsn:
+        user = urlsplit(user_dsn).username or ""
+        wrong, right, code = (each.format(user=user, database=database_name(dsn)) for each in REFUSALS[what])
+        await db.execute(wrong)
+        async with waiting(user_dsn) as (daemon, seen):
+            refused = await seen.wait(events.DATABASE_REFUSED)
+            assert (refused["part"], code in refused["error"]) == ("start", True)
+            assert "check user, password, database and grants" in refused["error"]
+            assert "canary" not in refused["error"]
+            assert daemon.status() == f"waiting for the database: {refused['error']}"
+            checks = {check.name: check for check in DaemonSource(daemon).checks()}
+            assert not checks["database"].ok
+            assert checks["database"].says == daemon.status()
+            await seen.wait(events.DATABASE_REFUSED, 2)  # it says so again
+            assert not daemon.ready.is_set()
+            await db.execute(right)
+            await seen.wait(events.DAEMON_READY)
+            await until(waits_for_status(db, await insert(db, "q"), "completed"))
+    assert not seen.all(events.DATABASE_UNAVAILABLE)
+
+
+async def test_an_unknown_database_is_waited_for(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "REFUSED_S", 0.1)
+    there = database_name(dsn)
+    async with waiting(with_parts(dsn, path=f"/{there}_b")) as (_, seen):
+        refused = await seen.wait(events.DATABASE_REFUSED)
+        assert f'"{there}_b" does not exist (3D000)' in refused["error"]
+        await create_empty_database(dsn, f"{there}_b")
+        await seen.wait(events.SCHEMA_AWAITED)
+    await drop_database(dsn, f"{there}_b")
+
+
+async def test_what_a_start_waits_for_may_change_and_is_told_each_time(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "REFUSED_S", 0.1)
+    async with granted_login(dsn, db) as user_dsn:
+        user = urlsplit(user_dsn).username
+        await db.execute(f"ALTER ROLE {user} PASSWORD 'other'; REVOKE ALL ON SCHEMA pgworkd FROM {user}")
+        async with waiting(user_dsn) as (_, seen):
+            assert "28P01" in (await seen.wait(events.DATABASE_REFUSED))["error"]
+            await db.execute(f"ALTER ROLE {user} PASSWORD 'right'")
+            assert "42501" in (await seen.wait(events.DATABASE_REFUSED, 2))["error"]
+            await db.execute(f"GRANT USAGE ON SCHEMA pgworkd TO {user}")
+            await seen.wait(events.DAEMON_READY)
+    assert len(seen.all(events.DATABASE_REFUSED)) == 2
+    assert len(seen.all(events.DATABASE_RECOVERED, part="start")) == 1
+
+
+async def test_a_refusal_is_not_tried_again_and_again() -> None:
+    """Some servers shut out who comes with a wrong password too often."""
+    state = startup.Startup(anyio.sleep_forever, Events())
+    delays = [state._delay_s(AccessRefused("no")) for _ in range(9)]
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
 
 
 @pytest.mark.parametrize(
@@ -173,20 +271,6 @@ async def test_a_malformed_dsn_is_refused_without_showing_the_password(dsn: str)
     with pytest.raises(UsageError, match="the DSN") as caught:
         raise await refusal(dsn)  # what the options do not detect, the first connection does
     assert "canary" not in str(caught.value)
-
-
-async def test_missing_grants_are_refused_with_a_hint(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    async with plain_user(dsn, db, granted=False) as user_dsn:
-        error = await refusal(user_dsn)
-    assert isinstance(error, UsageError)
-    assert "permission denied" in str(error)
-    assert "grants" in str(error)
-
-
-async def test_an_unknown_database_is_refused(dsn: str) -> None:
-    error = await refusal(with_parts(dsn, path="/no_such_database"))
-    assert isinstance(error, UsageError)
-    assert '"no_such_database" does not exist' in str(error)
 
 
 async def test_a_newer_schema_is_refused(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -34,7 +34,7 @@ def test_an_app_with_alerts_is_refused(dsn: str) -> None:
         ({"work": None}, "schedule 'tick' needs a token with the scope operate"),
     ],
 )
-async def test_a_token_that_does_not_allow_it_ends_the_start_and_leaves_no_worker(
+async def test_a_token_that_does_not_allow_it_is_waited_for_and_leaves_no_worker(
     dsn: str, db: asyncpg.Connection[Any], scopes: dict[str, list[str] | None], says: str
 ) -> None:
     app = App()
@@ -46,8 +46,15 @@ async def test_a_token_that_does_not_allow_it_ends_the_start_and_leaves_no_worke
     secret = await token(dsn, scopes)
     with served(dsn) as (_, url):
         daemon = RemoteDaemon(app, quick_options("postgresql://", lease_s=10.0), GatewayOptions(url + "/", secret))
-        with pytest.raises(UsageError, match=says):
-            await daemon.run()
+        seen = Recorder()
+        daemon.events.listen(seen)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(daemon.run)
+            refused = await seen.wait(events.DATABASE_REFUSED)
+            assert says in refused["error"]
+            assert daemon.status() == f"waiting for the gateway: {refused['error']}"
+            daemon.request_stop()
+            await seen.wait(events.DAEMON_STOPPED, exit_code=0)
         assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE kind = 'remote'") == 0
 
 

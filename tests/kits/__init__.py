@@ -2,6 +2,7 @@
 
 server       the Postgres of the tests, its databases made ahead, a standby of it
 proxy        a TCP proxy in front of it, which delays, drops and cuts at any message
+addresses    addresses that are silent, refuse, only read, or close, beside the right one
 daemon       a daemon in this process, its events and its jobs; waiting for a condition
 process      a daemon in a process of its own, to be killed, frozen or blocked
 apps         apps whose handlers wait until told, or of which one is odd among ordinary ones; attempts without an app

@@ -201,6 +201,22 @@ async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = T
         await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
 
 
+@contextlib.asynccontextmanager
+async def granted_login(dsn: str, db: asyncpg.Connection[Any]) -> AsyncIterator[str]:
+    """The DSN of a user who has what a worker needs of each table and function, and owns nothing."""
+    user = f"w_{database_name(dsn)[-12:]}"
+    await db.execute(f"""
+        CREATE ROLE {user} LOGIN PASSWORD 'right';
+        GRANT USAGE ON SCHEMA pgworkd TO {user};
+        GRANT ALL ON ALL TABLES IN SCHEMA pgworkd TO {user};
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkd TO {user}""")
+    try:
+        yield with_login(dsn, user, "right")
+    finally:
+        await db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", user)
+        await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
+
+
 # A password that must appear nowhere: how to set it up, and how to find it in any encoding
 
 MARKS = ("c4n4ry", "t41l")

@@ -12,7 +12,6 @@ from pgworkd.errors import UsageError
 @pytest.mark.parametrize(
     "error",
     [
-        asyncpg.ProtocolViolationError("unsupported startup parameter: statement_timeout"),
         asyncpg.DuplicatePreparedStatementError('prepared statement "__asyncpg_stmt_1__" already exists'),
         asyncpg.InvalidSQLStatementNameError('prepared statement "__asyncpg_stmt_1__" does not exist'),
     ],

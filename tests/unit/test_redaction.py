@@ -114,8 +114,6 @@ def test_escaped_text_is_one_line_without_control_or_bidi_characters(text):
 @pytest.mark.parametrize(
     "dsn",
     [
-        "postgresql://u:c4n4ry\u2100@127.0.0.1/db",  # urlsplit: netloc '...' contains invalid characters under NFKC
-        "postgresql://u:c4n4ry[@127.0.0.1/db",
         "postgresql://u:p@c4n4ry@127.0.0.1/db",  # int(): invalid literal '...'; or a DNS lookup of that name
         "postgresql://u@[zz]:1/db",
         "postgresql://u@a..b/db",
@@ -131,7 +129,15 @@ def test_an_unparsable_dsn_is_rejected_before_the_driver_quotes_its_password(dsn
     assert "c4n4ry" not in fault
 
 
-@pytest.mark.parametrize("dsn", ["postgresql://u:p%2Fw@%2Frun%2Fpostgresql/db", "postgresql://ü:ß@münchen.example/db"])
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:p%2Fw@%2Frun%2Fpostgresql/db",
+        "postgresql://ü:ß@münchen.example/db",
+        "postgresql://u:c4n4ry\u2100@127.0.0.1/db",  # urlsplit, which others use, refuses it, and quotes it
+        "postgresql://u:c4n4ry[@127.0.0.1/db",
+    ],
+)
 def test_unix_sockets_and_non_ascii_characters_are_accepted(dsn):
     assert dsn_fault(dsn) is None
 

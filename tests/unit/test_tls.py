@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import ssl
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
-import asyncpg
 import pytest
 
 from pgworkd.errors import UsageError
 from pgworkd.settings import tls
 from pgworkd.settings.config import load
+from pgworkd.settings.conninfo import conninfo
 
 LOCAL = [
     "postgresql://u:p@localhost/d",
@@ -52,7 +50,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def verified(dsn: str) -> str:
     """The mode passed to the driver, and the kind of CAs."""
-    found = tls.verification(dsn)
+    found = tls.verification(conninfo(dsn))
     if isinstance(found, ssl.SSLContext):
         assert found.verify_mode == ssl.CERT_REQUIRED
         return "full, system" if found.check_hostname else "ca, system"
@@ -62,13 +60,13 @@ def verified(dsn: str) -> str:
 @pytest.mark.parametrize("dsn", LOCAL)
 def test_on_the_local_host_the_dsns_sslmode_applies(dsn: str) -> None:
     assert verified(dsn) == "as it says"
-    assert tls.weakness(dsn + ("&" if "?" in dsn else "?") + "sslmode=disable") is None
+    assert tls.weakness(conninfo(dsn + ("&" if "?" in dsn else "?") + "sslmode=disable")) is None
 
 
 @pytest.mark.parametrize("dsn", REMOTE)
 def test_a_remote_host_is_verified_even_beside_a_local_one(dsn: str, home: Path) -> None:
     assert verified(dsn) == "full, system"
-    assert tls.weakness(dsn) is None
+    assert tls.weakness(conninfo(dsn)) is None
     (home / ".postgresql" / "root.crt").touch()
     assert verified(dsn) == "verify-full", "by the CA that the driver finds there"
 
@@ -100,11 +98,11 @@ ACCEPTED = "must be one of disable, allow, prefer, require, verify-ca, verify-fu
 @pytest.mark.parametrize(
     ("where", "named"),
     [
-        ("flag", "sslmode in the DSN (flag)"),
-        ("variable", "sslmode in the DSN (environment PGWORKD_DSN)"),
-        ("file", "sslmode in the DSN (pgworkd.toml)"),
-        ("environment", "sslmode (environment PGSSLMODE)"),
-        ("service", "sslmode (service 's')"),
+        ("flag", "dsn (flag): sslmode (in the DSN)"),
+        ("variable", "dsn (environment PGWORKD_DSN): sslmode (in the DSN)"),
+        ("file", "dsn (pgworkd.toml): sslmode (in the DSN)"),
+        ("environment", "dsn (flag): sslmode (environment PGSSLMODE)"),
+        ("service", "dsn (flag): sslmode (service 's')"),
     ],
 )
 @pytest.mark.parametrize("host", ["localhost", "db.example"])
@@ -128,7 +126,7 @@ def test_an_unknown_sslmode_is_refused_and_its_source_named(
         load(**flags)
     assert str(caught.value) == f"{named}: {ACCEPTED}"
     with pytest.raises(UsageError, match=r"sslmode.*: must be one of disable"):  # of programs that read no settings
-        tls.verification(dsn)
+        tls.verification(conninfo(dsn))
 
 
 def test_the_host_is_taken_from_the_environment_or_a_service_file(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
@@ -151,25 +149,6 @@ def test_the_host_is_taken_from_the_environment_or_a_service_file(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "query", ["", "?service=near", "?service=far", "?host=there.example", "?service=near&service=far"]
-)
-@pytest.mark.parametrize("named", ["", "near", "far", "none"])
-@pytest.mark.parametrize("host", ["", "else.example"])
-def test_the_driver_connects_to_the_host_that_is_judged(
-    monkeypatch: pytest.MonkeyPatch, home: Path, query: str, named: str, host: str
-) -> None:
-    (home / ".pg_service.conf").write_text("[far]\nhost=db.example\npassword=100%%\n[near]\nhost=localhost\n")
-    monkeypatch.setenv("PGSERVICE", named)
-    monkeypatch.setenv("PGHOST", host)
-    dsn = f"postgresql:///d{query}"
-    parse = asyncpg.connect_utils._parse_connect_dsn_and_args
-    arguments: dict[str, Any] = dict.fromkeys(signature(parse).parameters)
-    addresses, _ = parse(**{**arguments, **tls.driver_arguments(dsn)})
-    remote = any(isinstance(address, tuple) and address[0] != "localhost" for address in addresses)
-    assert remote == (verified(dsn) == "full, system")
-
-
-@pytest.mark.parametrize(
     ("query", "told"),
     [
         ("sslmode=verify-full", "full, system"),
@@ -189,22 +168,22 @@ def test_which_certificate_authorities_are_trusted(query: str, told: str) -> Non
 @pytest.mark.parametrize("mode", ["disable", "require", "verify-ca"])
 def test_with_the_systems_authorities_the_host_name_is_always_verified(mode: str) -> None:
     with pytest.raises(UsageError, match=f"sslrootcert=system requires sslmode=verify-full, not {mode}"):
-        tls.verification(f"postgresql://db.example/d?sslmode={mode}&sslrootcert=system")
+        tls.verification(conninfo(f"postgresql://db.example/d?sslmode={mode}&sslrootcert=system"))
 
 
 def test_tls_version_limits_apply_with_the_systems_authorities() -> None:
     dsn = "postgresql://db.example/d?ssl_min_protocol_version=TLSv1.3&ssl_max_protocol_version=TLSv1.3"
-    context = tls.verification(dsn)
+    context = tls.verification(conninfo(dsn))
     assert isinstance(context, ssl.SSLContext)
     assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
     with pytest.raises(UsageError, match="ssl_min_protocol_version must be"):
-        tls.verification("postgresql://db.example/d?ssl_min_protocol_version=9")
+        tls.verification(conninfo("postgresql://db.example/d?ssl_min_protocol_version=9"))
 
 
 @pytest.mark.parametrize("query", ["sslcert=/no/such", "sslcrl=/no/such"])
 def test_a_missing_certificate_file_is_an_error(query: str) -> None:
     with pytest.raises(FileNotFoundError):
-        tls.verification(f"postgresql://db.example/d?{query}")
+        tls.verification(conninfo(f"postgresql://db.example/d?{query}"))
 
 
 def test_the_systems_authorities_are_cached_and_reloaded_periodically(
@@ -212,12 +191,12 @@ def test_the_systems_authorities_are_cached_and_reloaded_periodically(
 ) -> None:
     dsn, now_s = "postgresql://db.example/d", 10_000.0
     monkeypatch.setattr(tls.time, "monotonic", lambda: now_s)
-    first = tls.verification(dsn)
-    assert tls.verification("postgresql://u:p@db2.example/other") is first
-    assert tls.verification(f"{dsn}?ssl_min_protocol_version=TLSv1.3") is not first
+    first = tls.verification(conninfo(dsn))
+    assert tls.verification(conninfo("postgresql://u:p@db2.example/other")) is first
+    assert tls.verification(conninfo(f"{dsn}?ssl_min_protocol_version=TLSv1.3")) is not first
     now_s += tls.KEPT_S
-    renewed = tls.verification(dsn)
+    renewed = tls.verification(conninfo(dsn))
     assert renewed is not first
     (home / ".postgresql" / "postgresql.crt").write_text("no certificate")
     with pytest.raises(ssl.SSLError):
-        tls.verification(dsn)
+        tls.verification(conninfo(dsn))

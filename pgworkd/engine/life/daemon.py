@@ -243,8 +243,8 @@ class Daemon:
     async def run(self) -> int:
         """Works until asked to stop; returns the exit code: 0 when nothing was left behind, else 1.
 
-        Raises SchemaError or UsageError when the database can never work as it is (a newer schema, a rejected login);
-        waits for one that is unavailable, and for `pgworkd migrate`.
+        Raises SchemaError or UsageError for what only another start can put right (a newer schema, a wrong DSN); waits
+        for a database that is unavailable or refuses us, and for `pgworkd migrate`.
         """
         self._loop = asyncio.get_running_loop()
         self.events.emit(events.DAEMON_STARTING, queues=self._queues.slots, worker=self.options.worker_name)

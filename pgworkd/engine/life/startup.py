@@ -1,7 +1,9 @@
-"""Connecting to the database for the first time: waits for a server that is unavailable, for the schema, and in a copy
-of another database for an operator.
+"""Connecting to the database for the first time: waits for what somebody else can put right.
 
-A newer schema, a wrong address or password, or missing privileges end the start at once: waiting cannot help there.
+That is a server that is unavailable, the schema, a copy of another database, and a server that refuses our user,
+password, database or rights: it may do so later, too, and then a daemon waits; to end would be to stay down, or to
+start again and again. What only another start can put right (a malformed DSN, a newer schema, a pooler in transaction
+mode) ends this one.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ from typing import TypeVar
 
 import anyio
 
-from pgworkd.database.driver_errors import FORBIDDEN, sqlstate_of
 from pgworkd.database.reconnect import Outage
-from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError, SchemaAwaited, UsageError
+from pgworkd.errors import AccessRefused, DatabaseUnavailable, NotAdopted, PgworkdError, SchemaAwaited
 from pgworkd.words import events
 from pgworkd.words.events import Events
 
 SCHEMA_POLL_S = 2.0
-COPY_REPORT_S = 60.0
-"""How often it is logged that the database is a copy, in seconds."""
+REFUSED_S, REFUSED_S_MAX = 1.0, 30.0
+"""The first wait after a refusal, and the longest: it doubles, as some servers shut out who is wrong too often."""
+REMIND_S = 60.0
+"""How often the log says what a start waits for."""
 
 Answer = TypeVar("Answer")
 
@@ -33,9 +36,9 @@ class Startup:
         """What the start waits for, in a few words."""
         self._verify = verify
         self._events = events_
-        self._outage = Outage("start", events_)
-        self._reported = ""
-        self._report_at = 0.0
+        self._outage = Outage("start", events_, remind_s=REMIND_S)
+        self._refused_s = REFUSED_S / 2
+        self._reported, self._reported_at = "", 0.0
 
     async def run(self, register: Callable[[], Awaitable[Answer]], stop: anyio.Event) -> Answer | None:
         """Returns what `register` returns, once the schema is current; None if `stop` is set first.
@@ -46,7 +49,7 @@ class Startup:
             try:
                 await self._verify()
                 answer = await register()
-            except (DatabaseUnavailable, SchemaAwaited, NotAdopted, UsageError) as error:
+            except (DatabaseUnavailable, SchemaAwaited, NotAdopted, AccessRefused) as error:
                 with anyio.move_on_after(self._delay_s(error)):
                     await stop.wait()
             else:
@@ -55,29 +58,23 @@ class Startup:
         return None
 
     def _delay_s(self, error: PgworkdError) -> float:
-        """Seconds until the next attempt; raises the error if waiting cannot help."""
+        """Reports the error; seconds until the next attempt."""
+        if isinstance(error, AccessRefused):
+            self.waits_for = f"{self._what}: {error}"
+            self._refused_s = min(REFUSED_S_MAX, self._refused_s * 2)
+            return max(self._refused_s, self._outage.failed(error))
         if isinstance(error, DatabaseUnavailable):
             self.waits_for = self._what
             return self._outage.failed(error)
-        # While the schema is being installed, the grants on it are missing for a moment.
-        if isinstance(error, UsageError) and not (
-            self._reported and sqlstate_of(error.__cause__ or error) == FORBIDDEN
-        ):
-            raise error
         self._outage.passed()
-        if isinstance(error, NotAdopted):
-            self._report_copy(error)
-            return SCHEMA_POLL_S
-        self.waits_for = "pgworkd migrate" if isinstance(error, SchemaAwaited) else "pgworkd grants"
-        if (text := str(error)) != self._reported:
-            self._reported = text
-            self._events.emit(events.SCHEMA_AWAITED, error=text)
+        is_copy = isinstance(error, NotAdopted)
+        self.waits_for = "pgworkd adopt" if is_copy else "pgworkd migrate"
+        text, now_s = str(error), anyio.current_time()
+        if text != self._reported or now_s - self._reported_at >= REMIND_S:
+            self._reported, self._reported_at = text, now_s
+            if is_copy:
+                what, _, remedy = text.partition(": ")
+                self._events.emit(events.DATABASE_COPIED, error=what, remedy=remedy)
+            else:
+                self._events.emit(events.SCHEMA_AWAITED, error=text)
         return SCHEMA_POLL_S
-
-    def _report_copy(self, error: NotAdopted) -> None:
-        """Again and again: nothing but an operator ends this."""
-        self.waits_for = "pgworkd adopt"
-        if anyio.current_time() >= self._report_at:
-            self._report_at = anyio.current_time() + COPY_REPORT_S
-            what, _, remedy = str(error).partition(": ")
-            self._events.emit(events.DATABASE_COPIED, error=what, remedy=remedy)

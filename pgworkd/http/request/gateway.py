@@ -83,8 +83,8 @@ class Gateway:
         self._authorize = authorize or Tokens(self.database)
         self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
         self._results: Results | None = None
-        self._reader = DatabaseReader(options.database)
         events_ = events_ or Events()
+        self._reader = DatabaseReader(options.database, events_)
         limit_s = LOOP_LIMIT_LEASES * LEASE_S if options.loop_limit_s is None else options.loop_limit_s
         self._loop_watch = LoopWatch(events_, limit_s, options.end_process)
         self.remote = RemoteService(
@@ -117,6 +117,7 @@ class Gateway:
             ):
                 self._readers = readers
                 readers.start_soon(self._loop_watch.run)
+                readers.start_soon(self._reader.read)  # the log says at once if the database does not answer
                 for each in self.lists.values():
                     readers.start_soon(each.run)
                 if self.options.workers:
