@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
+from pgworkd.process import forks
+
 Mode = Literal["smart", "fast", "immediate"]
 
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -49,6 +51,14 @@ class EmbeddedUnavailable(RuntimeError):  # noqa: N818 - a state, not an error's
 
 class EmbeddedMissing(EmbeddedUnavailable):
     """The embedded server is not installed; the message has the command that installs it."""
+
+
+class EmbeddedInUse(EmbeddedUnavailable):
+    """A running Postgres has this data directory: the one of `pid`; `dsn` is its address if it is one of ours."""
+
+    def __init__(self, directory: Path, pid: int, dsn: str) -> None:
+        super().__init__(f"{directory} is in use by a running Postgres (pid {pid})")
+        self.directory, self.pid, self.dsn = directory, pid, dsn
 
 
 class EmbeddedPostgres:
@@ -85,7 +95,7 @@ class EmbeddedPostgres:
         """The superuser's address of `database`, password included: the same from start() to stop()."""
         if not self._password:
             raise EmbeddedUnavailable("the embedded Postgres is not started")
-        return f"postgresql://postgres:{self._password}@127.0.0.1:{self._port}/{quote(database, safe='')}"
+        return _dsn(self._password, self._port, database)
 
     def start(self) -> None:
         """Creates the cluster if there is none (0.5 s), starts the server and waits until it is ready (0.1 s).
@@ -105,9 +115,9 @@ class EmbeddedPostgres:
         pgdata, password, log = (self._dir / name for name in ("pgdata", "password", "server.log"))
         pid_file = pgdata / "postmaster.pid"
         with suppress(OSError, IndexError):  # no such file, no such process, or another user's
-            pid = pid_file.read_text().split()[0]
+            pid, *rest = pid_file.read_text().split("\n")
             if Path(f"/proc/{pid}/cwd").readlink() == pgdata:
-                raise EmbeddedUnavailable(f"{self._dir} is in use by a running Postgres (pid {pid})")
+                raise EmbeddedInUse(self._dir, int(pid), _address_of(password, rest))
             pid_file.unlink()  # stale, but Postgres would not notice if the pid has been reused
         bin_dir, run = _installation(self._dir, self._bin_dir)
         if not pgdata.exists():
@@ -122,6 +132,7 @@ class EmbeddedPostgres:
         command = ["/bin/sh", "-c", _GUARD, "guard", f"{server.pid}", f"{pgdata}"]
         command += [f"{self._dir}"] if self._temporary else []
         self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 # nosec B603 # its path is fixed
+        forks.keep_private(self._guard.stdin)
         give_up = time.monotonic() + 120  # there may be WAL to replay
         while True:
             with suppress(FileNotFoundError):
@@ -189,6 +200,17 @@ class EmbeddedPostgres:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
+
+
+def _address_of(password: Path, rest: list[str]) -> str:
+    """The address of a server that runs; "" if it is none of ours. `rest`: the second line of its pid file and on."""
+    with suppress(OSError, IndexError, ValueError):
+        return _dsn(password.read_text(), int(rest[2]))
+    return ""
+
+
+def _dsn(password: str, port: int, database: str = "postgres") -> str:
+    return f"postgresql://postgres:{password}@127.0.0.1:{port}/{quote(database, safe='')}"
 
 
 def _installation(data_dir: Path, bin_dir: Path | None) -> tuple[Path, dict[str, Any]]:

@@ -14,42 +14,43 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pgworkd"
 
 BELOW = {
+    "process": "",
     "errors": "",
-    "words": "errors",
+    "words": "process errors",
     "settings": "errors words",
-    "database": "errors words settings",
-    "embedded": "",
+    "database": "process errors words settings",
+    "embedded": "process",
     "client": "errors words database",
     "results": "client",
     "log": "words",
-    "engine": "errors words database client",
+    "engine": "process errors words database client",
     "engine/settle": "errors words database engine",
-    "engine/run": "errors words database engine engine/settle",
+    "engine/run": "process errors words database engine engine/settle",
     "engine/claim": "errors words database engine engine/settle engine/run",
     "engine/wake": "errors words database engine engine/claim",
-    "engine/life": "errors words settings database engine engine/settle engine/run engine/claim engine/wake",
+    "engine/life": "process errors words settings database engine engine/settle engine/run engine/claim engine/wake",
     "admin": "errors words settings database client",
-    "metrics": "errors words settings database client admin engine engine/life",
+    "metrics": "process errors words settings database client admin engine engine/life",
     "alerts": "errors words settings database client admin engine",
     "remote": """errors words settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
-    "push": "errors words",
+    "push": "process errors words",
     "http/models": "errors words client",
     "http/request": "errors words database client admin engine/life metrics remote http/models",
     "http/routes": """errors words settings database client admin metrics remote push http/models
                       http/request""",
     "options": "errors words settings database engine/life http/request",
-    "http": "errors words settings database options http/request http/routes",
-    "remote_daemon": "errors words database engine engine/claim engine/life",
+    "http": "process errors words settings database options http/request http/routes",
+    "remote_daemon": "process errors words database engine engine/claim engine/life",
     "push_daemon": "errors words database engine engine/run engine/life push",
     "app": "errors words engine alerts push",
-    "fleet": "errors words settings database admin engine/run engine/life metrics",
+    "fleet": "process errors words settings database admin engine/run engine/life metrics",
     "tracing": "errors words",
-    "cli": """errors words settings database options embedded client admin engine engine/run engine/life metrics alerts
-              fleet tracing http http/request remote_daemon push push_daemon""",
+    "cli": """process errors words settings database options embedded client admin engine engine/run engine/life metrics
+              alerts fleet tracing http http/request remote_daemon push push_daemon""",
     "__init__": "errors words database engine engine/life app",
-    "demo": "errors words database embedded client engine/life __init__",
-    "bench": "errors words settings database client admin engine/life cli __init__",
+    "demo": "process errors words database embedded client engine/life __init__",
+    "bench": "process errors words settings database client admin engine/life cli __init__",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 

@@ -6,7 +6,6 @@ Every statement runs to its answer or its deadline, also when the run is stopped
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from pgworkd.database.connection import Connection, connect
 from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
+from pgworkd.process import cpus
 
 ROUND_TRIPS = 200
 WARM_UP = 5
@@ -126,7 +126,7 @@ class Phases:
         drain = await self._drain(daemon, single.count + unsynced.count + bulk.jobs)
         latency = await self._latency() if drain.complete else None
         held = await self._held()
-        return Figures(round_trip, single, unsynced, bulk, drain, latency, held, os.cpu_count() or 1)
+        return Figures(round_trip, single, unsynced, bulk, drain, latency, held, cpus.available())
 
     def _payload(self, **facts: int) -> str:
         """A JSON object of about `payload_bytes` bytes."""

@@ -32,9 +32,9 @@ from pgworkd.cli import (
     watching,
 )
 from pgworkd.cli.output import note, out
-from pgworkd.cli.stop_signals import StopAsked
 from pgworkd.cli.wrong_values import reworded
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
+from pgworkd.process.stop_signals import StopAsked
 from pgworkd.words.validation import closest
 
 # typer raises subclasses of this for a wrong command line; of these only BadParameter is public in all versions.
@@ -81,12 +81,12 @@ def _show(error: BaseException) -> int:
     if isinstance(error, _WRONG_USAGE):
         return _show_usage(error)
     if isinstance(error, PgworkdError):
-        note(str(error))
+        note(str(error), "error")
         return 2 if isinstance(error, (UsageError, SchemaError)) else 1
     if isinstance(error, typer.Abort):
         note("nothing done")
     elif isinstance(error, OSError):
-        note(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        note(f"{error.filename}: {error.strerror}" if error.filename else str(error), "error")
     else:
         _show_bug(error)
     return 1
@@ -101,7 +101,7 @@ def _show_usage(error: Any) -> int:
             name = text.split("'")[1] if text.count("'") > 1 else ""
             if found := closest(name, getattr(context.command, "commands", {}), likeness=0.5):
                 text += f" Did you mean {found!r}?"
-        note(f"{text} (see {path} --help)")
+        note(f"{text} (see {path} --help)", "error")
     return 2
 
 
@@ -109,7 +109,7 @@ def _show_bug(error: BaseException) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if Path(__file__).parents[1] in Path(f.filename).parents] or frames
     place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    note(f"internal error, please report it: {type(error).__name__}: {error}{place}")
+    note(f"internal error, please report it: {type(error).__name__}: {error}{place}", "error")
     if os.environ.get("PGWORKD_LOG_LEVEL", "").lower() == "debug":
         for line in "".join(traceback.format_exception(error)).splitlines():
             note(line)

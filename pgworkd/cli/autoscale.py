@@ -9,15 +9,14 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pgworkd.cli import listening, stop_signals
+from pgworkd.cli import listening
 from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, log_notes, settings_of
 from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.process import local_sockets, stop_signals
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -64,8 +63,6 @@ def autoscale(
     A worker that dies is restarted. If one exits with code 2 (wrong
     configuration), autoscale stops all workers and exits with 2, too.
     """
-    import anyio
-
     from pgworkd.fleet.autoscaler import Rules
     from pgworkd.words import log
 
@@ -77,10 +74,7 @@ def autoscale(
     settings = settings_of(dsn, metrics_listen=metrics_listen)
     log.configure(settings.log_level, settings.log_format)
     log_notes(settings.notes)
-    stop_signals.hold()
-    code = anyio.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s)
-    stop_signals.ignore()
-    return code
+    return int(stop_signals.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s))
 
 
 async def _run(
@@ -104,11 +98,13 @@ async def _run(
     events = Events()
     events.listen(log.listener(settings.log_level))
     code, problem = 1, None
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, _directory() as directory:
+    with stop_signals.received() as signals:
         reports = listening.wanted(settings) and workers[0] is None
 
-        def report_to(number: int) -> Path:
-            return Path(directory, str(number))
+        own = local_sockets.new_name()
+
+        def report_to(number: int) -> str:
+            return f"{own}-{number}"
 
         backend = _backend(settings, every_s, *workers, report_to=report_to if reports else None)
         outage = Outage("autoscale", events, remind_s=REMIND_S)
@@ -117,8 +113,6 @@ async def _run(
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )
-        if stop_signals.asked():
-            scaler.request_stop()
         with listening.listening(settings, lambda: _source(scaler, report_to)) if reports else nullcontext():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_obey, signals, scaler)
@@ -133,18 +127,13 @@ async def _run(
 
 
 async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> None:
-    urgency = int(stop_signals.asked())
+    urgency = 0
     async for _ in signals:
         urgency += 1
         scaler.request_stop(urgency)
 
 
-def _directory() -> TemporaryDirectory[str]:
-    """For the sockets on which workers report; private (0700)."""
-    return TemporaryDirectory(prefix="pgworkd-")
-
-
-def _source(scaler: Autoscaler, report_to: Callable[[int], Path]) -> Source:
+def _source(scaler: Autoscaler, report_to: Callable[[int], str]) -> Source:
     from pgworkd.metrics.fleet import FleetSource
 
     return FleetSource(lambda: scaler.members(report_to))
@@ -157,7 +146,7 @@ def _backend(
     command: list[str],
     dsn: str | None,
     *,
-    report_to: Callable[[int], Path] | None,
+    report_to: Callable[[int], str] | None,
 ) -> WorkerBackend:
     from pgworkd.fleet.workers import Processes, SystemdBackend
 

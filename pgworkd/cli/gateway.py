@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json as json_
-import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli import stop_signals
 from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, log_notes, settings_of
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, UsageError
+from pgworkd.process import stop_signals
 from pgworkd.words.address import listed
 from pgworkd.words.validation import counted
 
@@ -70,8 +69,6 @@ def serve(
         from pgworkd.http.server import server
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
-    import anyio
-
     from pgworkd.cli.serve import spare_collector
     from pgworkd.metrics.server import listen as bound
     from pgworkd.words import log
@@ -84,16 +81,8 @@ def serve(
         log.configure(settings.log_level, settings.log_format, settings.worker_name)
         log_notes(settings.notes)
         spare_collector()
-        stop_signals.hold()
-        code = anyio.run(
-            _serve,
-            server(app, settings.shutdown_s, listed(settings.http_proxies)),
-            app,
-            listener,
-            backend_options={"use_uvloop": True},
-        )
-    stop_signals.ignore()
-    return code
+        made = server(app, settings.shutdown_s, listed(settings.http_proxies))
+        return int(stop_signals.run(_serve, made, app, listener, backend_options={"use_uvloop": True}))
 
 
 def _application(settings: Settings, listener: socket.socket, *, requests: bool, bodies: bool) -> Any:
@@ -125,7 +114,7 @@ async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
     from pgworkd.words import log
 
     logger = log.logger()
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with stop_signals.received() as signals:
         vitals = _Vitals(server, app)
         async with anyio.create_task_group() as tasks:
 
@@ -146,8 +135,6 @@ async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
             tasks.start_soon(stop)
             tasks.start_soon(ready)
             tasks.start_soon(SystemdNotifier().run, vitals)
-            if stop_signals.asked():
-                server.request_stop()
             await server.serve([listener])
             tasks.cancel_scope.cancel()
     logger.info("http.stopped")

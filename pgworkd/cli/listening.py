@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgworkd.metrics import REPORT_TO
@@ -38,7 +37,7 @@ def listening(settings: Settings, source: Callable[[], Source]) -> Iterator[None
     from pgworkd.words.address import parse_address
 
     if _report_to is not None:
-        with endpoint.reporting(source(), Path(_report_to)):
+        with endpoint.reporting(source(), _report_to):
             yield
         return
     listener = listen(

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import threading
+import time
+from typing import NoReturn
 
-from pgworkd.cli import stop_signals
+from pgworkd.process import output, stop_signals
 
-_SERVICES = {"run", "push", "serve", "dev", "autoscale"}
+EXIT_S = 5.0
+"""How long the interpreter may take to end: it waits for what the application has registered and started."""
+_SERVICES = {"run", "push", "serve", "dev", "demo", "autoscale", "exporter"}
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
+    output.open_missing()
+    is_service = bool(_SERVICES.intersection(sys.argv[1:2]))
     try:
-        if _SERVICES.intersection(sys.argv[1:2]):
+        if is_service:
+            output.install()
             stop_signals.stand_by()
+        elif sys.argv[1:2] == ["bench"]:
+            output.install("stderr")  # what it measures goes to standard output, and must arrive there
         from pgworkd.cli.app import app  # takes long enough to be hit by a signal
 
         app()
     except stop_signals.StopAsked:
-        sys.exit(0)
+        _leave(0, is_service=is_service)
+    except SystemExit as leaving:
+        _leave(leaving.code if isinstance(leaving.code, int) else bool(leaving.code), is_service=is_service)
+
+
+def _leave(code: int, *, is_service: bool) -> NoReturn:
+    """Ends the process with this exit code: a service soon, whatever the application has left to be waited for."""
+    if is_service:
+        with contextlib.suppress(RuntimeError):  # there are too many threads
+            threading.Thread(target=_force_exit, args=(code,), daemon=True).start()
+    sys.exit(code)
+
+
+def _force_exit(code: int) -> None:
+    time.sleep(EXIT_S)
+    try:
+        from pgworkd.words import events, log
+
+        reason = f"exit hooks, threads or processes of the application did not end within {EXIT_S:g} s"
+        log.tell(events.EXIT_FORCED, exit_code=code, reason=reason)
+        output.drain()
+    finally:
+        os._exit(code)

@@ -38,11 +38,16 @@ def out(text: str) -> None:
         raise PgworkdError(f"standard output cannot be written: {error.strerror}") from None
 
 
-def note(text: str) -> None:
-    """Prints one line to standard error."""
+def note(text: str, level: str = "info") -> None:
+    """Prints one line to standard error; `level`: for the journal, if that is where it goes."""
     line = " ".join(redact(text).splitlines())
+    mark = ""
+    if "JOURNAL_STREAM" in os.environ:
+        from pgworkd.words import log
+
+        mark = log.mark(level)
     try:
-        sys.stderr.write(f"pgworkd: {escaped(line)}\n")
+        sys.stderr.write(f"{mark}pgworkd: {escaped(line)}\n")
         sys.stderr.flush()
     except (OSError, AttributeError):
         pass  # standard error is closed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pgworkd.cli.load_app import load_app
 from pgworkd.engine.life.daemon import Daemon
@@ -28,12 +29,25 @@ def program(settings: Settings, *, push: bool) -> Program:
     if settings.app is None:
         raise UsageError("no app given: set PGWORKD_APP, or pass --app module:attribute")
     app = load_app(settings.app)
+    _check_threads(settings.app)
     check_queues(settings, app)
     if settings.remote is None:
         return Program(app, Daemon)
     if settings.processes > 1:
         raise UsageError(f"processes ({settings.origin('processes')}): with remote, start several daemons instead")
     return Program(app, _remote(settings))
+
+
+def _check_threads(app: str) -> None:
+    """UsageError where the application has replaced threads by a library's own: asyncio would not find its main one."""
+    for module, patched in (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")):
+        ask: Any = getattr(sys.modules.get(module), patched, None)
+        if ask is not None and (ask("threading") or ask("thread")):
+            library = module.partition(".")[0]
+            raise UsageError(
+                f"the app {app!r} patches threads with {library}; the daemon runs on asyncio, which needs them: call "
+                "patch_all(thread=False), or start what needs it in a process of its own"
+            )
 
 
 def check_queues(settings: Settings, app: App) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from pgworkd.cli import stop_signals
 from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
+from pgworkd.process import stop_signals
 
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Data directory to keep; default: a temporary one.")
@@ -154,7 +154,7 @@ def dev(*, data: Data = None) -> None:
 
     from pgworkd.database import schema
     from pgworkd.database.connection import ConnectionOptions
-    from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
+    from pgworkd.embedded import EmbeddedInUse, EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 
     server = EmbeddedPostgres(data)
     try:
@@ -162,6 +162,12 @@ def dev(*, data: Data = None) -> None:
             server.start()
         except EmbeddedMissing as error:
             raise UsageError(str(error)) from None
+        except EmbeddedInUse as error:
+            where = ""
+            if error.dsn:
+                out(f"export PGWORKD_DSN='{error.dsn}'")
+                where = ", at the address above: use that, or"
+            raise PgworkdError(f"{error} already{where or ':'} stop it with: kill -INT {error.pid}") from None
         except EmbeddedUnavailable as error:
             raise _in_one_line(error) from None
         _, version = anyio.run(schema.migrate, ConnectionOptions(server.dsn()))

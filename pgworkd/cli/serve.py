@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import gc
 import math
 import os
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pgworkd.cli import listening, stop_signals
+from pgworkd.cli import listening
 from pgworkd.cli.common import log_notes
 from pgworkd.cli.programs import Program, check_queues, program
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
@@ -28,6 +28,7 @@ from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.options import daemon_options
+from pgworkd.process import forks, output, stop_signals
 from pgworkd.settings.config import Settings, load
 from pgworkd.words import events, log, traces
 from pgworkd.words.events import Events, Listener
@@ -54,12 +55,9 @@ def serve(flags: Mapping[str, object], *, push: bool = False) -> int:
     is_child = _follow_parent(_stop_s(daemon_options(settings)) + 2 * STUCK_S)
     found = program(settings, push=push)
     spare_collector()
-    stop_signals.hold()
     notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
     service = _Service(settings, flags, found, notes, is_child=is_child)
-    code = anyio.run(service.run, backend_options={"use_uvloop": has_uvloop()})
-    stop_signals.ignore()
-    return _left(code)
+    return _left(stop_signals.run(service.run, backend_options={"use_uvloop": has_uvloop()}))
 
 
 class _Service:
@@ -87,11 +85,10 @@ class _Service:
         """Runs it; the exit code. Raises the daemon's errors."""
         daemon = self._supervisor() if self._settings.processes > 1 else self._daemon()
         log_notes(self._notes)  # only now: if the start fails, its error shall be the only line
-        code, problem = 1, None
+        code = 1
+        problem: PgworkdError | None = None
         # Before the first await: a stop signal must be handled while the daemon waits for the database.
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            if stop_signals.asked():
-                daemon.request_stop()
+        with stop_signals.received(reloads=True) as signals:
             if isinstance(daemon, Daemon) and "opentelemetry.metrics" in sys.modules:  # the app has imported it
                 _observe(daemon)
             with listening.listening(self._settings, lambda: _source(daemon)):
@@ -101,6 +98,8 @@ class _Service:
                         code = await daemon.run()
                     except PgworkdError as error:
                         problem = error  # raised below: the task group would wrap it
+                    except asyncio.CancelledError:
+                        problem = PgworkdError("a handler has cancelled all tasks of the process (asyncio.all_tasks)")
                     tasks.cancel_scope.cancel()
         if problem is not None:
             raise problem
@@ -128,7 +127,7 @@ class _Service:
 
     async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
         """Stops gracefully at the first signal, at once at the second; ends the process at the third, or if stuck."""
-        requests, patience = int(stop_signals.asked()), math.inf
+        requests, patience = 0, math.inf
         while True:
             with anyio.CancelScope(deadline=patience):
                 if await anext(signals) is signal.SIGHUP:
@@ -223,6 +222,7 @@ def _follow_parent(limit_s: float) -> bool:
         return False
     liveness_pipe.hold()
     pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    forks.keep_private(pipe)
     os.dup2(nothing, 0)  # handlers, and their children, must not wait for input here
     os.close(nothing)
     threading.Thread(target=_follow, args=(pipe, limit_s), name="pgworkd parent", daemon=True).start()
@@ -231,9 +231,8 @@ def _follow_parent(limit_s: float) -> bool:
 
 def _follow(pipe: int, limit_s: float) -> None:
     os.read(pipe, 1)  # nothing is ever written: it returns at the end of the pipe
-    with contextlib.suppress(OSError):
-        os.write(2, b"pgworkd: the supervisor is gone; stopping\n")
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    log.tell(events.SUPERVISOR_GONE)
     time.sleep(limit_s)
     end_process("the supervisor is gone, and the stop takes too long")
 
@@ -245,8 +244,7 @@ def _left(code: int) -> int:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                sys.stdout.flush()
-                sys.stderr.flush()
+                output.drain()
                 os._exit(code)
     return code
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli import stop_signals
 from pgworkd.cli.common import Dsn, log_notes, settings_of
 from pgworkd.cli.output import out
 from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.process import stop_signals
 from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ def exporter(
 
     It only reads, with one connection, and needs no more than the role reader.
     """
-    import anyio
-
     from pgworkd.metrics import server
     from pgworkd.options import connection_options
     from pgworkd.settings.file import quoted
@@ -56,11 +53,9 @@ def exporter(
     with contextlib.closing(server.listen(address, "--listen")) as listener:
         log.configure(settings.log_level, settings.log_format)
         log_notes(settings.notes)
-        stop_signals.hold()
         events = Events()
         events.listen(log.listener(settings.log_level))
-        anyio.run(_export, listener, options, events)
-    stop_signals.ignore()
+        stop_signals.run(_export, listener, options, events)
     return 0
 
 
@@ -73,9 +68,7 @@ async def _export(listener: socket.socket, options: ConnectionOptions, events: E
     from pgworkd.metrics.exporter import DatabaseSource
     from pgworkd.words import log
 
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        if stop_signals.asked():
-            return
+    with stop_signals.received() as signals:
         async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
             source = DatabaseSource(options, portal, events)
             log.logger().info("metrics.listening", address=str(endpoint.bound(listener)))

@@ -28,6 +28,7 @@ from pgworkd.database.driver_errors import (
 )
 from pgworkd.database.session import Session, opened
 from pgworkd.errors import DatabaseUnavailable, UsageError
+from pgworkd.process import forks
 from pgworkd.settings import tls
 from pgworkd.settings.conninfo import Host, conninfo
 from pgworkd.words.dsn import dsn_fault
@@ -126,13 +127,17 @@ async def connect(
 
 
 async def _driver_connect(arguments: Mapping[str, Any], settings: Mapping[str, str]) -> Session:
-    try:
-        connection: Session = await asyncpg.connect(**arguments, server_settings=dict(settings))
-    except ssl.SSLError:
-        raise  # it may also be a ValueError: an invalid certificate
-    except ValueError as error:  # of the driver's parser
-        raise asyncpg.ClientConfigurationError(str(error)) from None
-    return connection
+    """Opens a session that no child that is forked from now on keeps open."""
+    with forks.opening():
+        try:
+            connection: Session = await asyncpg.connect(**arguments, server_settings=dict(settings))
+        except ssl.SSLError:
+            raise  # it may also be a ValueError: an invalid certificate
+        except ValueError as error:  # of the driver's parser
+            raise asyncpg.ClientConfigurationError(str(error)) from None
+        driver: Any = connection
+        forks.keep_private(driver._transport.get_extra_info("socket"), opened=True)  # noqa: SLF001 - no other way
+        return connection
 
 
 class Connection:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from pgworkd.demo.view import Tally, differences, live_view, queue_table, verdic
 from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
+from pgworkd.process import output, stop_signals
 from pgworkd.words.redaction import escaped
 from pgworkd.words.validation import counted
 
@@ -66,16 +68,15 @@ def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> 
     server = EmbeddedPostgres(data_dir)
     try:
         server.start()
-        return anyio.run(Demo(server.dsn(), files, seconds).run)
+        return int(stop_signals.run(Demo(server.dsn(), files, seconds).run))
     except EmbeddedMissing as error:
         raise UsageError(str(error)) from None
     except EmbeddedUnavailable as error:
         raise PgworkdError(str(error)) from error
     except OSError as error:
         raise UsageError(f"--data {data_dir or '(temporary)'}: {error.strerror or error}") from error
-    except KeyboardInterrupt:
-        return 0  # before there was anything to count
     finally:
+        stop_signals.ignore()
         server.stop()
 
 
@@ -116,6 +117,10 @@ class Demo:
 
     async def run(self) -> int:
         """All of it; the exit code."""
+        with stop_signals.received() as signals:
+            return await self._run(signals)
+
+    async def _run(self, signals: AsyncIterator[signal.Signals]) -> int:
         self._stopping, self._tally = anyio.Event(), Tally()
         try:
             await schema.migrate(self._options.connection)
@@ -124,7 +129,7 @@ class Demo:
             daemon = Daemon(app, self._options, end_process=end_process)
             daemon.events.listen(self._tally)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._heed_signals, daemon)
+                tasks.start_soon(self._heed_signals, signals, daemon)
                 tasks.start_soon(self._use, daemon)
                 tasks.start_soon(self._show)
                 exit_code = await daemon.run()
@@ -133,13 +138,12 @@ class Demo:
         finally:
             await self._database.close()
 
-    async def _heed_signals(self, daemon: Daemon) -> None:
+    async def _heed_signals(self, signals: AsyncIterator[signal.Signals], daemon: Daemon) -> None:
         """The first signal ends the demo gracefully, the second at once."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self._stopping.is_set():
-                    daemon.request_stop(now=True)
-                self._stopping.set()
+        async for _ in signals:
+            if self._stopping.is_set():
+                daemon.request_stop(now=True)
+            self._stopping.set()
 
     async def _use(self, daemon: Daemon) -> None:
         """Inserts jobs until the time is over, lets them finish, and stops the daemon; after a signal at once."""
@@ -185,8 +189,10 @@ class Demo:
             with Live(console=self._console, auto_refresh=False, transient=True) as live:
                 while True:
                     live.update(live_view(await self._table(), self._tally), refresh=True)
+                    if output.is_broken("stdout"):  # nobody is left to show it to
+                        self._stopping.set()
                     await anyio.sleep(LIVE_PERIOD_S)
-        except (OSError, SystemExit):  # the terminal is gone; rich makes SystemExit of a broken pipe
+        except (OSError, SystemExit):  # as above; rich makes SystemExit of a broken pipe
             self._stopping.set()
 
     async def _table(self) -> Table:

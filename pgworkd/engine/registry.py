@@ -5,7 +5,6 @@ Nothing is ever imported or called because a row names it; only what is register
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from pgworkd.client.streams import stream_handler, stream_kind
 from pgworkd.database.signal_store import AlertRule
 from pgworkd.engine.functions import Mode, examined, name_of
 from pgworkd.errors import UsageError
+from pgworkd.process import cpus
 from pgworkd.words.backoff import Backoff
 from pgworkd.words.recurrence import MISSED_GRACE_S, Recurrence
 
@@ -97,7 +97,7 @@ class App:
     ) -> Callable[[Function], Function]:
         """Registers a function for a kind of job, in the queue of the same name unless `queue` is given.
 
-        concurrency: slots of the queue in each daemon, 1 to 10,000; default 10, for processes one per CPU.
+        concurrency: slots of the queue in each daemon, 1 to 10,000; default 10, for processes one per usable CPU.
         max_attempts: failures after which a job is dead, 1 to 1,000; 1: at most once. timeout_s: time limit of a run.
         backoff: numbers, a list of seconds, a function of the failures, or a `Backoff`; a row of `queues` overrides it.
         run_in: "loop" (`async def`), "thread" (`def`; its default) or "process" (`def`, for code that is CPU-bound or
@@ -199,7 +199,7 @@ class App:
                 continue
             other = stated.get(handler.queue)
             if handler.concurrency is None:
-                default = (os.cpu_count() or 1) if handler.mode == "process" else CONCURRENCY_DEFAULT
+                default = cpus.available() if handler.mode == "process" else CONCURRENCY_DEFAULT
                 if other is None:
                     result[handler.queue] = min(default, result.get(handler.queue, default))
             elif other is not None and other.concurrency != handler.concurrency:

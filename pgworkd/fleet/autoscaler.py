@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -141,7 +140,7 @@ class Autoscaler:
         self._keeper.request_stop(urgency)
         self._beginning.cancel()
 
-    def members(self, report_to: Callable[[int], Path]) -> dict[str, Member]:
+    def members(self, report_to: Callable[[int], str]) -> dict[str, Member]:
         """The workers, by name, and where they report their metrics. May be called from any thread."""
         wanted = self._keeper.wanted
         numbers = sorted(wanted.union(list(self._keeper.began_s)))

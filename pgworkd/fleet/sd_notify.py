@@ -15,6 +15,7 @@ from typing import Protocol
 
 import anyio
 
+from pgworkd.process import local_sockets
 from pgworkd.words.payload import clean_text
 from pgworkd.words.redaction import escaped
 
@@ -91,11 +92,10 @@ class SystemdNotifier:
 
     def send(self, message: str) -> None:
         """Sends lines of NAME=value, without confirmation."""
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         # If systemd does not listen, the daemon continues without it.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
             connection.setblocking(False)
-            connection.connect(address)
+            connection.connect(local_sockets.address(self._address))
             connection.sendall(message.encode())
 
 

@@ -2,7 +2,7 @@
 
 Each is a complete `pgworkd run` in a session of its own: a terminal's Ctrl-C reaches it once, through the supervisor.
 Its standard input is a pipe whose other end only the supervisor has open: it stops when the supervisor is gone, for
-whatever reason. Its NOTIFY_SOCKET is the supervisor's.
+whatever reason. Its NOTIFY_SOCKET is the supervisor's. No file is needed for any of this.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from subprocess import PIPE  # nosec B404 # a constant
 from uuid import UUID
 
 import anyio
@@ -32,6 +31,7 @@ from pgworkd.fleet.process_keeper import ProcessKeeper, Worker
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.workers import ChildProcess
 from pgworkd.metrics import REPORT_TO, Member
+from pgworkd.process import forks, local_sockets
 from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.words.log import logger as _logger
 from pgworkd.words.registration import Registration, token_of
@@ -101,7 +101,7 @@ class Supervisor:
         """`reports`: whether the daemons are to report their metrics, at the addresses that `members` returns."""
         self.options = options
         self.ready = anyio.Event()
-        self._count, self._reports, self._directory = count, reports, ""
+        self._count, self._reports, self._own_name = count, reports, local_sockets.new_name()
         self._living: dict[str, _Child] = {}
         # On wrong configuration all stop as on any SIGTERM, with the same limits.
         stop_all = partial(signal.raise_signal, signal.SIGTERM)
@@ -120,21 +120,20 @@ class Supervisor:
 
     async def run(self) -> int:
         """Runs until asked to stop, or until a daemon exits with 2 (wrong configuration); the exit code."""
-        with tempfile.TemporaryDirectory(prefix="pgworkd-") as self._directory:  # 0700
-            async with anyio.create_task_group() as watch:
-                watch.start_soon(SystemdNotifier().run, self)
-                watch.start_soon(self._watch)
-                async with anyio.create_task_group() as self._tasks:
-                    await self._keeper.run(self._count)
-                watch.cancel_scope.cancel()
+        async with anyio.create_task_group() as watch:
+            watch.start_soon(SystemdNotifier().run, self)
+            watch.start_soon(self._watch)
+            async with anyio.create_task_group() as self._tasks:
+                await self._keeper.run(self._count)
+            watch.cancel_scope.cancel()
         return self._keeper.exit_code
 
     def members(self) -> dict[str, Member]:
         """Where each daemon reports its metrics, by name, whether it runs or not. May be called from any thread."""
         return {self._name(number): Member(self._report_to(number)) for number in range(1, self._count + 1)}
 
-    def _report_to(self, number: int) -> Path:
-        return Path(self._directory, f"{number}.metrics")
+    def _report_to(self, number: int) -> str:
+        return f"{self._own_name}-{number}.metrics"
 
     def request_stop(self, *, now: bool = False) -> None:
         """Asks all daemons to stop: gracefully, or at once."""
@@ -172,31 +171,37 @@ class Supervisor:
     @contextlib.asynccontextmanager
     async def _start(self, number: int) -> AsyncIterator[Worker]:
         """A daemon from start to end. Raises OSError."""
-        name, address = self._name(number), Path(self._directory, str(number))
+        name, address = self._name(number), f"{self._own_name}-{number}"
         # The supervisor's own command line, so that it finds the same files; the last of two equal flags counts.
         command = [sys.executable, *self._argv, "--processes=1", f"--worker-name={name}"]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notifications:
-            address.unlink(missing_ok=True)  # noqa: ASYNC240 - it takes no time
-            notifications.bind(str(address))
-            environ = {REPORT_TO: str(self._report_to(number))} if self._reports else {}
-            process, end = await self._open(command, environ | {"NOTIFY_SOCKET": str(address)})
-            async with process, anyio.create_task_group() as tasks:
-                first_due_s = anyio.current_time() + max(START_S, self._watchdog_s) if self._watchdog_s else math.inf
-                child = self._living[name] = _Child(name, process, first_due_s)
-                tasks.start_soon(self._receive, child, notifications)
-                yield ChildProcess(process, {"pid": process.pid})
-                del self._living[name]
-                tasks.cancel_scope.cancel()
+        with local_sockets.bound(address, socket.SOCK_DGRAM) as notifications:
+            notifications.setblocking(False)
+            environ = {REPORT_TO: self._report_to(number)} if self._reports else {}
+            process, end, lifeline = await self._open(command, environ | {"NOTIFY_SOCKET": address})
+            with lifeline:
+                async with process, anyio.create_task_group() as tasks:
+                    wait_s = max(START_S, self._watchdog_s) if self._watchdog_s else math.inf
+                    child = self._living[name] = _Child(name, process, anyio.current_time() + wait_s)
+                    tasks.start_soon(self._receive, child, notifications)
+                    yield ChildProcess(process, {"pid": process.pid})
+                    del self._living[name]
+                    tasks.cancel_scope.cancel()
         self._tasks.start_soon(self._take_back, child.worker_id if process.returncode else None, end)
 
-    async def _open(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int]:
-        """The process, and a pipe that ends when it and all its handler processes are gone. Raises OSError."""
+    async def _open(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int, FileIO]:
+        """The process; a pipe that ends when it and all its handler processes are gone; one at whose end it stops.
+
+        Raises OSError.
+        """
         end, theirs = os.pipe()
+        stdin, ours = os.pipe()
+        lifeline = FileIO(ours, "w")
+        forks.keep_private(lifeline)
         try:
             process = await anyio.open_process(
                 command,
                 cwd=_CWD,
-                stdin=PIPE,
+                stdin=stdin,
                 stdout=None,
                 stderr=None,
                 env=self._environ | environ | {liveness_pipe.VARIABLE: str(theirs)},
@@ -205,10 +210,12 @@ class Supervisor:
             )
         except BaseException:
             os.close(end)
+            lifeline.close()
             raise
         finally:
             os.close(theirs)
-        return process, end
+            os.close(stdin)
+        return process, end, lifeline
 
     async def _take_back(self, worker_id: Registration | None, end: int) -> None:
         """Has the jobs of a dead daemon rescued as soon as none of its processes can still be running them."""
@@ -246,7 +253,8 @@ class Supervisor:
         """Receives the notifications that a daemon sends to systemd."""
         while True:
             await anyio.wait_readable(notifications)
-            lines = notifications.recv(4096).splitlines()
+            if not (lines := local_sockets.received(notifications, 4096).splitlines()):
+                continue
             if child.must_reload:
                 child.send(signal.SIGHUP)
             child.reported, child.must_reload = True, False

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 from subprocess import DEVNULL, PIPE  # nosec B404 # constants
 from typing import Protocol
 
@@ -49,7 +48,7 @@ class Processes:
         command: Sequence[str],
         worker_name: str,
         environ: Mapping[str, str],
-        report_to: Callable[[int], Path] | None = None,
+        report_to: Callable[[int], str] | None = None,
     ) -> None:
         """`report_to`: where the worker of that number is to report its metrics."""
         self._command = [sys.executable, "-I", "-S", parent_guard.__file__, str(os.getpid()), *command]
@@ -72,7 +71,7 @@ class Processes:
         """Starts the process. Raises OSError."""
         environ = self._environ | {"PGWORKD_WORKER_NAME": self.name(number)}
         if self._report_to is not None:
-            environ |= {REPORT_TO: str(self._report_to(number))}
+            environ |= {REPORT_TO: self._report_to(number)}
         process = await anyio.open_process(
             self._command, env=environ, stdin=DEVNULL, stdout=None, stderr=None, start_new_session=True
         )

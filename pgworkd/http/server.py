@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pgworkd.http.request.bounds import HEADER_BYTES_MAX
 from pgworkd.http.request.caller import HAS_ARRIVED, IS_CLOSING
+from pgworkd.process import forks
 
 HEAD_S = 15.0
 """Within this time the head of a request must have arrived, in seconds, from its connection or the answer before it."""
@@ -70,6 +71,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """asyncio's hook: the first request is due."""
+        forks.keep_private(transport.get_extra_info("socket"))
         super().connection_made(cast("asyncio.Transport", _Joined(transport, self.loop)))
         self._expect(HEAD_S)
 

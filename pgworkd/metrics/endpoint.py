@@ -7,7 +7,6 @@ import json
 import socket
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 
@@ -73,9 +72,9 @@ def served(source: Source, listener: socket.socket) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reporting(source: Source, path: Path) -> Iterator[None]:
-    """Reports to a parent process on this Unix socket while the block lasts. Raises OSError."""
-    with Server(listen_at(path), Endpoint(source).report).running():
+def reporting(source: Source, name: str) -> Iterator[None]:
+    """Reports to a parent process on the Unix socket of this name while the block lasts. Raises OSError."""
+    with Server(listen_at(name), Endpoint(source).report).running():
         yield
 
 

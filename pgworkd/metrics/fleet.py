@@ -12,11 +12,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
-from pathlib import Path
 
 from pgworkd.metrics import Member
 from pgworkd.metrics.endpoint import SNAPSHOT
 from pgworkd.metrics.samples import Check, Samples, bounded, counted, loaded, merged
+from pgworkd.process import local_sockets
 
 ANSWER_S = 1.0
 """How long all processes together have to answer, in seconds."""
@@ -101,9 +101,9 @@ def snapshots(members: Mapping[str, Member]) -> tuple[dict[str, Snapshot], dict[
     received: dict[str, bytearray] = {}
     until = time.monotonic() + ANSWER_S
     with selectors.DefaultSelector() as selector:
-        for name, (path, _) in members.items():
+        for name, (address, _) in members.items():
             try:
-                selector.register(_asked(path), selectors.EVENT_READ, name)
+                selector.register(_asked(address), selectors.EVENT_READ, name)
             except BlockingIOError:
                 silent[name] = "does not answer: its process is frozen, or busy without a pause"
             except OSError:
@@ -125,12 +125,14 @@ def snapshots(members: Mapping[str, Member]) -> tuple[dict[str, Snapshot], dict[
     return answers, {name: silent[name] for name in members if name in silent}
 
 
-def _asked(path: Path) -> socket.socket:
+def _asked(name: str) -> socket.socket:
     """A connection with the request under way; OSError if there is nobody, BlockingIOError if nobody accepts."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
-        connection.connect(str(path))
+        connection.connect(local_sockets.address(name))
+        if not local_sockets.is_trusted(connection):
+            raise PermissionError(name)
         connection.send(_REQUEST)
     except OSError:
         connection.close()

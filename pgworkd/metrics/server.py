@@ -20,10 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pgworkd.errors import UsageError
+from pgworkd.process import forks, local_sockets
 from pgworkd.words.address import Address
 from pgworkd.words.log import logger as _logger
 
@@ -83,7 +83,10 @@ class Server:
                 if not self._closing and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     time.sleep(0.2)  # the connection keeps waiting
                 continue
+            forks.keep_private(connection)
             with connection, contextlib.suppress(OSError):
+                if connection.family == socket.AF_UNIX and not local_sockets.is_trusted(connection):
+                    continue
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # settimeout() would double the calls
                     connection.setsockopt(socket.SOL_SOCKET, option, _WAIT)
                 _Request(connection, self._respond)
@@ -171,9 +174,11 @@ def listen(address: Address, name: str) -> socket.socket:
         family, _, _, _, place = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(place[:2], family=family, backlog=BACKLOG)
+        listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise UsageError(f"{name}: cannot listen on {address}: {_remedy(error)}") from None
+    forks.keep_private(listener)
+    return listener
 
 
 def _remedy(error: OSError) -> str:
@@ -188,14 +193,8 @@ def _remedy(error: OSError) -> str:
     return f"{os.strerror(error.errno) if error.errno else error}: give another address"
 
 
-def listen_at(path: Path) -> socket.socket:
-    """A Unix socket that listens there, in place of any before it. Raises OSError."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
+def listen_at(name: str) -> socket.socket:
+    """A Unix socket that listens under this name of `local_sockets`. Raises OSError."""
+    listener = local_sockets.bound(name, socket.SOCK_STREAM)
+    listener.listen(BACKLOG)
     return listener

@@ -17,6 +17,7 @@ import anyio
 import httpcore
 
 from pgworkd.errors import UsageError
+from pgworkd.process import forks
 
 URL_CHARS_MAX = 2000
 PORTS = {"http": 80, "https": 443}
@@ -132,7 +133,9 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         last: Exception = httpcore.ConnectError(f"the name {host} has no address")
         for address in (await self._judged(host, port))[:ADDRESSES_MAX]:
             try:
-                return await self._network.connect_tcp(address, port, None, local_address, socket_options)
+                stream = await self._network.connect_tcp(address, port, None, local_address, socket_options)
+                forks.keep_private(stream.get_extra_info("socket"))
+                return stream
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 last = error
         raise last

@@ -24,6 +24,7 @@ from pgworkd.errors import (
     UsageError,
     WorkerLost,
 )
+from pgworkd.process import forks
 from pgworkd.words import json_reader
 from pgworkd.words.redaction import hide_secret, redact
 from pgworkd.words.registration import token_of
@@ -87,7 +88,11 @@ class GatewayClient:
         try:
             with anyio.fail_after(limit_s):
                 request = self._opened().build_request(
-                    method, self._url(path), content=content, headers=headers, timeout=limit_s
+                    *(method, self._url(path)),
+                    content=content,
+                    headers=headers,
+                    timeout=limit_s,
+                    extensions={"trace": _keep_private},
                 )
                 sent = True
                 answer = await self._opened().send(request)
@@ -113,6 +118,12 @@ class GatewayClient:
             headers = {"Authorization": f"Bearer {self._options.token}"}
             self._client = httpx.AsyncClient(headers=headers, timeout=self._limit_s, limits=limits)
         return self._client
+
+
+async def _keep_private(event: str, facts: dict[str, Any]) -> None:
+    """Called by httpcore with each step of a request."""
+    if event == "connection.connect_tcp.complete":
+        forks.keep_private(facts["return_value"].get_extra_info("socket"))
 
 
 def problem(status: int, said: dict[str, Any], retry_after_s: str = "") -> PgworkdError:

@@ -101,6 +101,12 @@ PROCESS_STALLED: Final = (
     "process.stalled"  # stalled_s, jobs: no thread ran: frozen, no CPU, or a handler held the interpreter lock
 )
 
+# Of the process: lines of the log that no listener gets.
+DAEMON_ABORTED: Final = "daemon.aborted"  # reason: the process ends itself at once, with exit code 1
+SUPERVISOR_GONE: Final = "supervisor.gone"  # the parent of --processes has ended: this process stops
+EXIT_FORCED: Final = "exit.forced"  # exit_code, reason: something of the application would keep the process
+LOG_DROPPED: Final = "log.dropped"  # count of lines, stream: its reader had not taken them
+
 
 def names() -> frozenset[str]:
     """The names of all events."""

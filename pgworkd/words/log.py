@@ -13,15 +13,16 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import socket
-import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 import structlog
 from structlog.processors import JSONRenderer
 
+from pgworkd.process import output
 from pgworkd.words import events
 from pgworkd.words.console import renderer
 from pgworkd.words.events import Listener
@@ -69,6 +70,10 @@ _LEVELS: dict[str, int] = {
     events.LOOP_BLOCKED: logging.WARNING,
     events.LOOP_STUCK: logging.ERROR,
     events.PROCESS_STALLED: logging.WARNING,
+    events.DAEMON_ABORTED: logging.ERROR,
+    events.SUPERVISOR_GONE: logging.WARNING,
+    events.EXIT_FORCED: logging.WARNING,
+    events.LOG_DROPPED: logging.WARNING,
 }
 _TRACES = ("exception", "stack")
 """The only multi-line values; indented, so that no line looks like the beginning of another event."""
@@ -108,8 +113,10 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
     configured that.
     """
     global configured, _own, _processors  # noqa: PLW0603 - as structlog's own, there is one per process
-    console = form == "console" or (form == "auto" and sys.stderr.isatty())
+    stream, write = output.stderr(), output.line_writer()
+    console = form == "console" or (form == "auto" and stream.isatty())
     is_named = worker != "" and not (console and worker == socket.gethostname())
+    render = renderer(colors=stream.isatty()) if console else JSONRenderer(serializer=_json)
     processors = [
         structlog.contextvars.merge_contextvars,
         add_job,
@@ -118,13 +125,14 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
         structlog.processors.format_exc_info,
         _redact,
-        *([_escape, renderer(colors=sys.stderr.isatty())] if console else [JSONRenderer(serializer=_json)]),
+        *([_escape] if console else []),
+        _for_the_journal(render) if _is_the_journal() else render,
     ]
     shared: dict[str, Any] = {
         "wrapper_class": structlog.make_filtering_bound_logger(_level(level)),
         "cache_logger_on_first_use": True,
     }
-    factory = structlog.WriteLoggerFactory(file=sys.stderr)
+    factory: Any = structlog.WriteLoggerFactory(file=stream) if write is None else lambda *_: _Lines(write)
     _own = structlog.wrap_logger(factory(), processors=processors, **shared)
     if not _is_applications():
         structlog.configure(processors=processors, logger_factory=factory, **shared)
@@ -138,6 +146,7 @@ def configure(level: str = "info", form: Form = "auto", worker: str = "") -> Non
     ):  # not changed by the app
         logging.root.setLevel(_level(level))
     logging.lastResort = _Foreign(_level(level))
+    output.on_recovery = _report_dropped
     configured = (level, form, worker)
 
 
@@ -159,6 +168,13 @@ def include_job() -> None:
         processors.insert(0, add_job)  # in place: loggers that are in use share the list
     else:
         structlog.configure(processors=[add_job, *processors])
+
+
+class _Lines:
+    """What structlog takes for a logger."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self.msg = self.debug = self.info = self.warning = self.error = self.critical = write
 
 
 def add_job(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -200,6 +216,68 @@ def listener(level: str = "info") -> Listener:
             own.log(at, name, **facts)
 
     return log
+
+
+def listen_for_host(events_: events.Events) -> None:
+    """Logs these events to the logger "pgworkd" of `logging`, at its present level, unless the host has a listener.
+
+    Each record has the attributes `event` and `facts`, beside the text of both.
+    """
+    logger = logging.getLogger("pgworkd")
+    if not events_.has_listener(events.JOB_DEAD):
+        quiet = frozenset(name for name, at in _LEVELS.items() if not logger.isEnabledFor(at))
+        events_.listen(functools.partial(_log_for_host, logger), except_for=quiet)
+
+
+def _log_for_host(logger: logging.Logger, name: str, facts: Mapping[str, Any]) -> None:
+    at = _LEVELS.get(name, logging.INFO)
+    if logger.isEnabledFor(at):
+        plain = {fact: _plain(value) for fact, value in facts.items()}
+        trace = plain.pop("exception", None)
+        text = " ".join([name, *(f"{fact}={escaped(str(value))}" for fact, value in plain.items())])
+        text += f"\n{_escaped('exception', trace)}" if trace else ""
+        logger.log(at, "%s", text, extra={"event": name, "facts": plain})
+
+
+def tell(name: str, **facts: Any) -> None:
+    """Logs an event of this process, which may have no daemon; in the form that `configure` has set, if it was."""
+    if configured is None:
+        said = " ".join([name, *(f"{fact}={value}" for fact, value in facts.items())])
+        output.say(f"pgworkd: {escaped(redact(said))}\n")
+    else:
+        logger().log(_LEVELS.get(name, logging.INFO), name, **facts)
+
+
+def _report_dropped(stream: str, count: int) -> None:
+    tell(events.LOG_DROPPED, stream=stream, count=count)
+
+
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""Of syslog, as the journal reads them in front of each line (sd-daemon(3))."""
+
+
+def mark(level: str) -> str:
+    """What stands before a line of this level where standard error leads to systemd's journal; else nothing."""
+    return f"<{_PRIORITIES.get(level, 6)}>" if _is_the_journal() else ""
+
+
+def _is_the_journal() -> bool:
+    """By JOURNAL_STREAM, see systemd.exec(5); children have the variable, too, and perhaps another standard error."""
+    try:
+        found = os.fstat(output.stderr().fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def _for_the_journal(renderer: Any) -> Any:
+    marks = {level: mark(level) for level in _PRIORITIES}
+
+    def render(logger: Any, method: str, line: MutableMapping[str, Any]) -> str:
+        before = marks.get(str(line.get("level")), marks["info"])
+        return "\n".join(before + each for each in renderer(logger, method, line).split("\n"))
+
+    return render
 
 
 def below_level(level: str) -> frozenset[str]:

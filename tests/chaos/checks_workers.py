@@ -17,7 +17,7 @@ RESUMED_S_MAX = 5.0
 WAITED_S_MAX = TIMES["poll_s"] + 1.0
 KILLED_AT_LEASE_END = (-signal.SIGKILL, EXIT_CODE)
 """Exit codes of a daemon that its kill timer has ended: it was frozen, or had no CPU."""
-LAST_WORDS = "ending the process"
+LAST_WORDS = "daemon.aborted"
 """Logged by a daemon whose lease has expired while a handler ignores its cancellation."""
 OF_A_JOB = re.compile(r'.*"event": "job\.(failed|dead|raised|lost)"').match
 """Events of expected handler errors, which are logged with a traceback."""

@@ -255,7 +255,7 @@ def test_an_incomplete_shutdown_is_found_with_its_reason() -> None:
 
 
 def test_a_daemon_that_last_reports_an_expired_lease_may_exit_by_itself() -> None:
-    last = "pgworkd: the lease expires and 1 handler would not stop; ending the process\n"
+    last = "pgworkd: daemon.aborted reason=the lease expires and 1 handler would not stop\n"
     for text, wrong in ((last, False), ("Killed\n", True)):
         evidence = with_notes(note(9, "driver", "exit", name="d2", code=1, expected=None))
         assert ("ends" in found(replace(evidence, logs={"d2": text}))) is wrong

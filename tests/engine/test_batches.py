@@ -196,14 +196,15 @@ async def test_a_loop_that_waits_for_a_tree_ends_with_it(dsn: str, db: asyncpg.C
 
     state, options = ENDS[end]
     async with running(app, dsn):
-        async with app.batch(db, "b", kind="one", **options) as tree:
+        # in one transaction, so that none runs before it is to expire
+        async with db.transaction(), app.batch(db, "b", kind="one", **options) as tree:
             ids = await tree.add({"n": n} for n in range(3))
             child = await tree.child("c", kind="one", stream=True)
             if end == "expired":
                 await db.execute(
                     "UPDATE pgworkd.jobs SET run_at = now() + '1 h', expires_at = now() WHERE id = $1", ids[0]
                 )
-        assert not all(progress.finished for progress in await tree.progress())
+            assert not all(progress.finished for progress in await tree.progress())
         if end == "cancelled":
             await tree.cancel()
 

@@ -71,7 +71,6 @@ def test_refusals_are_printed_as_plain_text(shell: Shell) -> None:
     for args in (
         ["enqueue", NASTY, "{"],
         ["enqueue", "q", NASTY],
-        ["cancel", "--queue", NASTY, "--yes"],
         ["jobs", "--status", NASTY],
         ["edit", NASTY],
         [NASTY],

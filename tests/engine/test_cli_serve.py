@@ -13,9 +13,10 @@ import pytest
 import structlog
 
 from pgworkd import App
-from pgworkd.cli import serve, stop_signals
+from pgworkd.cli import serve
 from pgworkd.cli.programs import Program
 from pgworkd.engine.life.daemon import Daemon
+from pgworkd.process import stop_signals
 from pgworkd.settings.config import Settings, load
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
@@ -32,7 +33,7 @@ def service() -> Iterator[Any]:
 def test_a_signal_between_the_import_and_the_event_loop_stops_the_daemon(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_signals, "asked", lambda: True)
+    monkeypatch.setitem(stop_signals._state, "asked", True)
     assert anyio.run(service.run) == 0
 
 

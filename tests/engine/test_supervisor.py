@@ -142,7 +142,8 @@ async def test_a_third_signal_ends_all_processes(play: Any, dsn: str, db: asyncp
     run.stop(signal.SIGINT)
     run.stop(signal.SIGTERM)
     assert await ended(run) == 1
-    assert run.lines[-1] == "pgworkd: a third stop signal was received; ending the process"
+    assert [facts["reason"] for facts in events(run, "daemon.aborted")] == ["a third stop signal was received"]
+    assert run.lines[-1].startswith("{"), "in the format of the log, like all others"
 
 
 async def test_a_stop_during_startup_is_clean(play: Any) -> None:
@@ -158,7 +159,7 @@ async def test_processes_stop_when_the_supervisor_dies(play: Any, dsn: str, db: 
     run.process.kill()
     assert await ended(run) == -signal.SIGKILL
     assert [facts["exit_code"] for facts in events(run, "daemon.stopped")] == [0, 0]
-    assert run.lines.count("pgworkd: the supervisor is gone; stopping") == 2
+    assert len(events(run, "supervisor.gone")) == 2
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 

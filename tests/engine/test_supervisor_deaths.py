@@ -1,4 +1,4 @@
-"""`pgworkd run --processes N`: jobs of a dead process run again at once, but never while its children live."""
+"""`pgworkd run --processes N`: jobs of a dead process run again at once, but never while its handler processes live."""
 
 from __future__ import annotations
 
@@ -17,16 +17,30 @@ from tests.kits.daemon import until
 
 __all__ = ["play", "start"]  # fixtures
 APP = """
+import ctypes
+
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.01)
+
+@app.handler("outlives", run_in="process", concurrency=2)
+def outlives(payload: dict, job: Job):
+    if job.attempt > 1:
+        return Path("left").exists()
+    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG: it does not end with the daemon
+    Path("began").touch()
+    wait_for("go")
+    Path("left").touch()
+    os._exit(0)
+
 @app.handler("forks", run_in="process", concurrency=2)
 def forks(payload: dict, job: Job):
     if job.attempt > 1:
-        return Path("left").exists()
+        return Path("go").exists()
     if os.fork() == 0:
-        while not Path("go").exists():
-            time.sleep(0.01)
-        Path("left").touch()
+        wait_for("go")
         os._exit(0)
-    Path(f"forked.{job.id}").touch()
+    Path("began").touch()
     while True:
         time.sleep(1)
 
@@ -63,22 +77,27 @@ async def test_jobs_of_a_killed_process_run_again_at_once(play: Any, dsn: str, d
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers") == 0
 
 
-async def test_jobs_are_not_retried_while_a_child_of_the_dead_process_lives(
-    play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
+@pytest.mark.parametrize(("kind", "waits"), [("outlives", True), ("forks", False)])
+async def test_jobs_are_retried_as_soon_as_no_handler_process_of_the_dead_one_lives(
+    play: Any, dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, kind: str, waits: bool
 ) -> None:
+    """What a handler has forked is not waited for: it may live for ever."""
     run = play(dsn, more=APP, **LONG)
     await logged(run, "daemon.ready", 2)
-    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('forks')")
-    await until(lambda: bool(list(tmp_path.glob("forked.*"))))
+    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ($1)", kind)
+    await until((tmp_path / "began").exists)
     try:
         await kill_owner(db)
         await logged(run, "process.ended")
         await logged(run, "daemon.ready", 3)
-        assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
+        if waits:
+            assert await db.fetchval("SELECT count(*) = 1 FROM pgworkd.jobs WHERE status = 'running' AND attempts = 1")
+        else:
+            await until(lambda: db.fetchval(DONE, 1), limit_s=10)
     finally:
-        (tmp_path / "go").touch()  # its fork must not outlive the test
+        (tmp_path / "go").touch()  # no process must outlive the test
     await until(lambda: db.fetchval(DONE, 1), limit_s=10)
-    assert json.loads(await db.fetchval("SELECT result FROM pgworkd.finished_jobs")) is True
+    assert json.loads(await db.fetchval("SELECT result FROM pgworkd.finished_jobs")) is waits
     run.stop()
     assert await ended(run) == 0
 

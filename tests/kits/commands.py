@@ -45,10 +45,12 @@ async def hang():
 class Command:
     """A `pgworkd` process; its standard error is read continuously."""
 
-    def __init__(self, directory: Path, args: tuple[str, ...], environ: dict[str, str], stdout: Any) -> None:
+    def __init__(
+        self, directory: Path, args: tuple[str, ...], environ: dict[str, str], stdout: Any, program: tuple[str, ...]
+    ) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PGWORKD_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pgworkd.cli", *args],
+            [sys.executable, *program, *args],
             cwd=directory,
             env=clean | environ,
             stdin=subprocess.DEVNULL,
@@ -109,8 +111,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "notes.py").write_text(APP)
     with contextlib.ExitStack() as stack:
 
-        def start_(*args: str, stdout: Any = subprocess.DEVNULL, **environ: str) -> Command:
-            command = Command(tmp_path, args, environ, stdout)
+        def start_(*args: str, stdout: Any = subprocess.DEVNULL, script: Path | None = None, **environ: str) -> Command:
+            program = ("-m", "pgworkd.cli") if script is None else (str(script),)
+            command = Command(tmp_path, args, environ, stdout, program)
             stack.callback(_clear, command)
             return command
 

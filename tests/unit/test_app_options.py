@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from pgworkd import App, Backoff, DeadJob
 from pgworkd.engine.registry import CONCURRENCY_DEFAULT
 from pgworkd.errors import BadSchedule, UsageError
+from pgworkd.process import cpus
 from tests.kits.apps import registered
 
 
@@ -114,7 +114,7 @@ def test_process_handlers_default_to_one_slot_per_core() -> None:
     app = App()
     app.handler("p", run_in="process")(blocking)
     app.handler("more", run_in="process", concurrency=99)(blocking)
-    cores = os.cpu_count() or 1
+    cores = cpus.available()
     assert app.queues() == {"p": cores, "more": 99}
     app.handler("t", queue="p")(blocking)
     assert app.queues()["p"] == min(cores, CONCURRENCY_DEFAULT)

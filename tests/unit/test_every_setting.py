@@ -14,7 +14,7 @@ import structlog
 
 from pgworkd import ConnectionOptions
 from pgworkd.alerts.mail import send_mail
-from pgworkd.cli import serve, stop_signals, watching
+from pgworkd.cli import serve, watching
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.fleet.autoscaler import Autoscaler
@@ -23,6 +23,7 @@ from pgworkd.http.app import asgi
 from pgworkd.http.request.gateway import GatewayOptions
 from pgworkd.http.server import Server
 from pgworkd.options import connection_options, daemon_options, gateway_options
+from pgworkd.process import stop_signals
 from pgworkd.settings import config
 from pgworkd.settings.config import Settings
 from tests.kits.cli import clean, invoke
@@ -144,9 +145,8 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         monkeypatch.setattr(kind, "run", over)
     monkeypatch.setattr(Server, "serve", over)
     monkeypatch.setattr(watching, "_asked", lambda *_: (True, {}))
-    for name in ("hold", "ignore"):
-        monkeypatch.setattr(stop_signals, name, lambda: None)
-    monkeypatch.setattr(stop_signals, "asked", lambda: True)
+    monkeypatch.setattr(stop_signals, "ignore", lambda: None)
+    monkeypatch.setitem(stop_signals._state, "asked", True)
     monkeypatch.setattr(serve, "spare_collector", lambda: None)
     monkeypatch.setattr(serve, "_left", lambda code: code)
     monkeypatch.setenv("PGWORKD_DSN", DSN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -247,3 +248,33 @@ def test_a_handlers_bound_key_or_event_name_cannot_forge_a_line(monkeypatch: pyt
     structlog.get_logger().info(NASTY, **{NASTY: NASTY})
     assert (CONTROLS - {"\n"} | TURNED).isdisjoint(out.getvalue())
     assert out.getvalue().count("\n") == 1
+
+
+JOURNALLED = """
+import os, sys
+found = os.fstat(2)
+os.environ["JOURNAL_STREAM"] = sys.argv[1].format(found.st_dev, found.st_ino)
+from pgworkd.cli.output import note
+from pgworkd.words import log
+log.configure("debug", sys.argv[2])
+import structlog
+logger = structlog.get_logger("pgworkd")
+for level in ("debug", "info", "warning", "error", "critical"):
+    getattr(logger, level)("one", exception="two\\nthree")
+note("four")
+note("five", "error")
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(("stream", "marked"), [("{}:{}", True), ("1{}:{}", False), ("{1}:{0}", False), ("", False)])
+def test_lines_for_the_journal_begin_with_their_priority(stream: str, marked: bool, form: str) -> None:
+    command = [sys.executable, "-c", JOURNALLED, stream, form]
+    lines = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr.splitlines()
+    *logged, four, five = lines
+    per_line = len(logged) // 5
+    assert per_line == (1 if form == "json" else 3)
+    wanted = [f"<{priority}>" for priority in (7, 6, 4, 3, 2) for _ in range(per_line)]
+    found = [line[:3] for line in logged]
+    assert found == wanted if marked else not any(line.startswith("<") for line in lines)
+    assert (four, five) == (("<6>pgworkd: four", "<3>pgworkd: five") if marked else ("pgworkd: four", "pgworkd: five"))

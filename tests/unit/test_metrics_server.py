@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 import pytest
@@ -19,6 +18,7 @@ from pgworkd.metrics import Member, fleet, server
 from pgworkd.metrics.endpoint import MetricsPart, bound, reporting, served
 from pgworkd.metrics.samples import Check
 from pgworkd.metrics.server import listen
+from pgworkd.process import local_sockets
 from pgworkd.words.address import Address, parse_address
 from tests.kits.apps import app_of_one
 from tests.kits.commands import NOWHERE
@@ -200,8 +200,8 @@ def test_what_cannot_be_listened_on_is_named_with_its_remedy() -> None:
 # Reports to a parent
 
 
-def test_reports_are_gathered_and_the_frozen_left_out_in_time(tmp_path: Path) -> None:
-    paths = {name: tmp_path / name for name in ("good", "frozen", "absent", "odd")}
+def test_reports_are_gathered_and_the_frozen_left_out_in_time() -> None:
+    paths = {name: local_sockets.new_name() for name in ("good", "frozen", "absent", "odd")}
     frozen = server.listen_at(paths["frozen"])
     odd = server.listen_at(paths["odd"])
 
@@ -223,11 +223,12 @@ def test_reports_are_gathered_and_the_frozen_left_out_in_time(tmp_path: Path) ->
         assert silent["odd"] == "ended while it answered"
 
 
-def test_a_backlog_that_is_full_does_not_hang(tmp_path: Path) -> None:
-    with server.listen_at(tmp_path / "frozen") as frozen:
+def test_a_backlog_that_is_full_does_not_hang() -> None:
+    name = local_sockets.new_name()
+    with server.listen_at(name) as frozen:
         for _ in range(server.BACKLOG + 2):
             fleet.ANSWER_S, before = 0.001, fleet.ANSWER_S
-            _, silent = fleet.snapshots({"frozen": Member(tmp_path / "frozen")})
+            _, silent = fleet.snapshots({"frozen": Member(name)})
             fleet.ANSWER_S = before
         assert silent["frozen"].startswith("does not answer")
         assert frozen.fileno() >= 0

@@ -17,6 +17,7 @@ from pgworkd.database.listener import NotificationListener
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.host import uncut
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Maintenance
@@ -35,7 +36,7 @@ from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
 from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
-from pgworkd.words import events
+from pgworkd.words import events, log
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
 
@@ -64,15 +65,14 @@ class Daemon:
     ) -> None:
         """`queues`: which to serve, and how many slots each has (None: as the app says); None: all of the app's.
 
-        `kill_timer`: beside `end_process`, for where Python cannot run (`KillTimer.made()`).
-
+        `kill_timer`: beside `end_process`, for where Python cannot run (`KillTimer.made()`). `events_`: with listeners;
+        without any it logs by `logging`. `parts`: tasks that run as long as it does.
         Raises UsageError for an app without handlers or a queue that no handler serves.
         """
         self.app = app
         self.options = options
         self.events = events_ or Events()
-        self.ready = anyio.Event()
-        self.stop_requested = anyio.Event()
+        self.ready, self.stop_requested = anyio.Event(), anyio.Event()
         self._parts = parts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: NotificationListener | None = None
@@ -114,11 +114,7 @@ class Daemon:
 
     def _make_settler(self) -> Settler:
         return Settler(
-            self._store,
-            self.in_flight,
-            self.events,
-            self._recurring,
-            self.tallies,
+            *(self._store, self.in_flight, self.events, self._recurring, self.tallies),
             on_completed=self._completed,
             on_settled=self._settled,
             on_capacity=self._queues.claim_soon,
@@ -132,10 +128,7 @@ class Daemon:
 
     def _make_worker(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> WorkerLife:
         return WorkerLife(
-            self._store,
-            self._queues,
-            self.in_flight,
-            self.events,
+            *(self._store, self._queues, self.in_flight, self.events),
             name=self.options.worker_name,
             kinds=self.app.handlers or None,
             handled_queues={handler.queue for handler in self.app.handlers.values()},
@@ -244,8 +237,12 @@ class Daemon:
         """Works until asked to stop; returns the exit code: 0 when nothing was left behind, else 1.
 
         Raises SchemaError or UsageError for what only another start can put right (a newer schema, a wrong DSN); waits
-        for a database that is unavailable or refuses us, and for `pgworkd migrate`.
+        for a database that is unavailable or refuses us, and for `pgworkd migrate`. Cancelled, it gives its jobs back.
         """
+        log.listen_for_host(self.events)
+        return await uncut(self._run, lambda: self.request_stop(now=True))
+
+    async def _run(self) -> int:
         self._loop = asyncio.get_running_loop()
         self.events.emit(events.DAEMON_STARTING, queues=self._queues.slots, worker=self.options.worker_name)
         exit_code, problem = 1, None

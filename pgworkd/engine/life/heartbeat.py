@@ -17,7 +17,6 @@ import contextlib
 import math
 import os
 import random
-import select
 import sys
 import threading
 import time
@@ -30,6 +29,8 @@ from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.errors import PgworkdError
+from pgworkd.process import output
+from pgworkd.words import events, log
 from pgworkd.words.validation import counted
 
 
@@ -262,6 +263,14 @@ class Heartbeat:
 
 def end_process(reason: str) -> None:
     """Ends this process at once, without clean-up: others are about to take over its jobs."""
-    if select.select((), (2,), (), 0.1)[1]:  # else nobody reads it
-        os.write(2, f"pgworkd: {reason}; ending the process\n".encode())
-    os._exit(1)
+    telling = threading.Thread(target=_tell_end, args=(reason,), daemon=True)
+    try:
+        telling.start()
+        telling.join(2 * output.LAST_S)  # whatever the log does
+    finally:
+        os._exit(1)
+
+
+def _tell_end(reason: str) -> None:
+    log.tell(events.DAEMON_ABORTED, reason=reason)
+    output.drain()

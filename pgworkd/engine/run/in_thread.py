@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pgworkd.process import forks
 from pgworkd.words.job import Job
 
 
@@ -18,7 +19,7 @@ def in_thread(
     """
     result, error = None, None
     try:
-        result = function(**arguments)
+        result = forks.call(function, arguments)
     except BaseException as raised:  # noqa: BLE001 - raised again in the loop
         error = raised
     return result, error, job is not None and job.stopping.is_set()

@@ -1,16 +1,18 @@
 """How a supervisor knows that no process of a daemon is left that could still run a handler.
 
 The daemon, and each process in which it runs handlers, keep the write end of a pipe open, to which nothing is written.
-When the last of them has exited, for whatever reason, the supervisor reads EOF. Forks of a handler keep it open, too;
-programs that a handler executes do not.
+When the last of them has exited, for whatever reason, the supervisor reads EOF. What a handler itself forks or executes
+does not keep it open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from typing import Any
 
-import anyio
+from pgworkd.process import forks
 
 VARIABLE = "PGWORKD_REMAINS_FD"
 """The environment variable with the daemon's file descriptor of the pipe."""
@@ -18,20 +20,29 @@ _fds: list[int] = []
 
 
 def hold() -> None:
-    """In the daemon, before it starts any process: takes over the inherited descriptor, if there is one."""
+    """At the start of a daemon or a handler process: takes over the inherited descriptor, if there is one."""
     given = os.environ.pop(VARIABLE, "")
     with contextlib.suppress(ValueError, OSError):
         os.set_inheritable(int(given), False)
+        forks.keep_private(int(given))
         _fds.append(int(given))
 
 
-def inherited() -> tuple[int, ...]:
-    """The descriptors to pass to processes that run handlers (`pass_fds`)."""
-    return tuple(_fds)
+@contextlib.contextmanager
+def passed_on() -> Iterator[dict[str, Any]]:
+    """Arguments for starting, within the block, a process that runs handlers, so that it holds the pipe, too."""
+    copies = [os.dup(number) for number in _fds]  # the private ones would not survive the fork before its exec
+    try:
+        yield {"pass_fds": copies, "env": {**os.environ, VARIABLE: str(copies[0])}} if copies else {}
+    finally:
+        for number in copies:
+            os.close(number)
 
 
 async def gone(end: int) -> None:
     """In the supervisor: waits for EOF."""
+    import anyio  # slow, and handler processes have no need of it
+
     while True:
         await anyio.wait_readable(end)
         if not os.read(end, 4096):

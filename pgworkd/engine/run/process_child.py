@@ -1,10 +1,10 @@
 """The program of a handler process: one handler call after another, each answered by plain values.
 
-Run as `python -m pgworkd.engine.run.process_child` by `process_pool`. Requests come on standard input, answers go to
-standard output, each as a length and that many bytes; what handlers print goes to standard error. A frame is read
-completely before it is decoded, and each is answered by exactly one (after any progress), so that no answer can be
-taken for another job's. Nothing that a handler raises crosses the pipe as an object: an exception that cannot be
-pickled, or whose class the parent cannot import, would look like a crash.
+Run by `process_pool`. Requests come on standard input, answers go to standard output, each as a length and that many
+bytes; what handlers print goes to standard error. A frame is read completely before it is decoded, and each is answered
+by exactly one (after any progress), so that no answer can be taken for another job's. Nothing that a handler raises
+crosses the pipe as an object: an exception that cannot be pickled, or whose class the parent cannot import, would look
+like a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
+from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
+from pgworkd.process import forks, output
 from pgworkd.words.decorated import explained
 from pgworkd.words.error_report import describe_error
 from pgworkd.words.job import Job
@@ -95,7 +97,7 @@ class _Pipe:
     """Answers to the daemon; threads of a handler may write, too."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+        self._stream, self.descriptor = stream, stream.fileno()
         self._lock = threading.Lock()
         self._asked = False
         self._noted_at_s = -math.inf
@@ -140,7 +142,7 @@ def call(
         if request.job_parameter is not None:
             arguments[request.job_parameter] = Job(**request.job_fields, on_progress=note)
         with current(request.trace):
-            return Answer("result", result=encode_result(function(**arguments)))
+            return Answer("result", result=encode_result(forks.call(function, arguments)))
     except Snooze as error:
         return Answer("snooze", delay_s=error.delay_s)
     except RetryAfter as error:
@@ -157,8 +159,11 @@ def main() -> None:
     When the daemon is gone the kernel sends SIGKILL: a thread that waits for the end of the pipe, as in daemons under a
     supervisor, could not end a handler that holds the GIL.
     """
-    parent_pid, sys.path[:] = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
+    output.open_missing()
+    parent_pid = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon decides when this process ends
+    forks.handle_signals(signal.SIGINT)
+    liveness_pipe.hold()
     hide(os.environ.get("PGWORKD_DSN", ""))  # errors are redacted and truncated here
     if sys.platform == "linux":
         # A handler must not outlive the daemon, whose lease protects it.
@@ -166,16 +171,27 @@ def main() -> None:
         if os.getppid() != parent_pid:
             return  # it died before prctl took effect
     requests, pipe = os.fdopen(os.dup(0), "rb"), _Pipe(os.fdopen(os.dup(1), "wb"))
+    for descriptor in (requests.fileno(), pipe.descriptor):
+        forks.keep_private(descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    output.install()
     running = _CurrentCall()
     loaded = _log_as(running, *sys.argv[3:6]) if len(sys.argv) > 3 else lambda: None
+    _import_as_the_daemon(sys.argv[2].split(os.pathsep))
     while (frame := _read(requests)) is not None:
         pipe.begin()
         request = Request(*pickle.loads(frame))  # noqa: S301 # nosec B301 # from our own parent
         running.fields, running.trace, running.attempt = request.job_fields, request.trace, running
         pipe.answer(call(request, pipe.note, loaded))
         running.attempt = None
+
+
+def _import_as_the_daemon(path: list[str]) -> None:
+    """Sets the import path of the daemon, which had loaded its own modules, and those that they need, before."""
+    import pgworkd.engine.registry  # noqa: F401
+
+    sys.path[:] = path
 
 
 def _read(stream: BinaryIO) -> bytes | None:
@@ -185,7 +201,3 @@ def _read(stream: BinaryIO) -> bytes | None:
     size = LENGTH.unpack(head)[0]
     body = stream.read(size)
     return body if len(body) == size else None
-
-
-if __name__ == "__main__":
-    main()

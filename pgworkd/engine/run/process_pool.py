@@ -24,7 +24,13 @@ from pgworkd.words import log
 IDLE_S_MAX = 300.0
 """A process that was idle for longer than this is ended at the next call."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
-_PROGRAM = (sys.executable, "-m", "pgworkd.engine.run.process_child")
+_START = """
+import os, sys
+sys.path += [each for each in sys.argv[2].split(os.pathsep) if each not in sys.path]
+from pgworkd.engine.run.process_child import main
+main()
+"""
+"""The app's import path comes last at first: a module in it may have the name of one of the standard library."""
 EXIT_POLL_S = 0.2
 """How often to check, during a call, that the process is alive."""
 _BROKEN = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError)
@@ -119,22 +125,21 @@ class Processes:
             if child.process.returncode is None:
                 return child
             await child.kill()
-        process = await anyio.open_process(
-            # The daemon's import path is the app's: it holds the directory the app was found in.
-            [
-                sys.executable,
-                "-m",
-                "pgworkd.engine.run.process_child",
-                str(os.getpid()),
-                os.pathsep.join(sys.path),
-                *(log.configured or ()),
-            ],
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=None,
-            pass_fds=liveness_pipe.inherited(),
-            start_new_session=True,  # a Ctrl-C in the terminal must reach the daemon only
-        )
+        with liveness_pipe.passed_on() as more:
+            process = await anyio.open_process(
+                # The daemon's import path is the app's: it holds the directory the app was found in.
+                [
+                    *(sys.executable, "-P", "-c", _START),
+                    str(os.getpid()),
+                    os.pathsep.join(sys.path),
+                    *(log.configured or ()),
+                ],
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=None,
+                start_new_session=True,  # a Ctrl-C in the terminal must reach the daemon only
+                **more,
+            )
         return _Child(process)
 
     async def _end_idle(self, older_than_s: float) -> None:

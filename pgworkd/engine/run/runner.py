@@ -43,6 +43,7 @@ from pgworkd.errors import (
     Snooze,
     UsageError,
 )
+from pgworkd.process import forks
 from pgworkd.words import events
 from pgworkd.words.decorated import explained
 from pgworkd.words.error_report import ErrorFacts, describe_error
@@ -108,7 +109,7 @@ class Runner:
             scope.on_deadline = functools.partial(attempt.stop, Reason.TIMEOUT)
             scope.deadline = anyio.current_time() + (timeout_s or 0.0)
         attempt.grace_s, attempt.scope, task.attempt = self._grace_s, scope, attempt
-        attempt.started = time.monotonic()
+        attempt.started, here = time.monotonic(), forks.generation
         try:
             if handler.mode == "loop" and attempt.trace is None:
                 outcome = _completed(await handler.function(**arguments), attempt.job)
@@ -116,7 +117,9 @@ class Runner:
                 outcome = await self._run_with_more(handler, attempt, arguments)
             if attempt.reason is not None and (attempt.stop_seen or scope.stop_seen) and not _is_done(attempt):
                 outcome = self._ended(attempt.reason, attempt, handler)
+            forks.stay(here)  # a child that the handler has forked does not
         except BaseException as error:
+            forks.stay(here, error)
             attempt.scope = None  # too late to stop this run
             stop_seen = attempt.stop_seen or scope.stop_seen
             if (scope.asked or isinstance(error, asyncio.CancelledError) or not task.clean) and await task.leave(error):
