@@ -24,7 +24,7 @@ from tests.chaos.producer import Producer
 SEED, RELEASE = "CHAOS_APP", "CHAOS_RELEASE"
 NEW_SHARE = 0.3
 """Of the kinds of a generated application, those that only its new release knows."""
-ROLES = {"plain": 5, "transact": 2, "charge": 1, "thread": 2, "stubborn": 1, "process": 1}
+ROLES = {"plain": 5, "transact": 2, "charge": 1, "thread": 2, "stubborn": 1, "forks": 1, "process": 1}
 HOW: dict[str, dict[str, Any]] = {"process": {"run_in": "process", "timeout_s": 20}, "charge": {"max_attempts": 1}}
 LONGEST_S_PER_SLOT = 0.1
 """Bounds of a job's duration, so that the daemons can keep up with the inserts."""
@@ -147,6 +147,8 @@ class AnyProducer(Producer):
             facts["key"] = options.get("serialize_key") and f"{queue.name} {options['serialize_key']}"
         if role == "process":
             facts["how"] = dice.choice([*workload.DEADLY, None, None])
+        if role == "forks":
+            facts["how"] = dice.choice(workload.FORKS)
         if pad := dice.choice(PAD_CHARS):
             facts["pad"] = "x" * pad
         if dice.random() < 0.3:

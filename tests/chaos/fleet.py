@@ -43,6 +43,8 @@ GIVEN_UP_S_MAX = 30.0
 EXIT_S_MAX = TIMES["shutdown_s"] + TIMES["cancel_grace_s"] + 10.0 + 5.0
 """From SIGTERM to the exit, with FLUSH_GRACE_S for an unresponsive database, and a margin for a busy machine."""
 
+LOGS = {3: "stuck", 5: "broken", 7: "full"}
+"""What becomes of the log of some daemons, by their number modulo 8."""
 OURS = dict.fromkeys(("statement_timeout", "lock_timeout", "idle_session_timeout"), "0") | {
     "default_transaction_read_only": "off"
 }
@@ -55,8 +57,7 @@ class Member:
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], proxy: Proxy, gateway: Gateway | None = None
     ) -> None:
-        self.name, self.process, self.proxy = name, process, proxy
-        self.gateway = gateway
+        self.name, self.process, self.proxy, self.gateway = name, process, proxy, gateway
         self.expected: int | None = None
         """The expected exit code; None: any, and the daemon is started again."""
 
@@ -78,9 +79,7 @@ class Fleet:
     """All processes of a run, operated by one driver; `dice` makes every random choice."""
 
     def __init__(self, server: EmbeddedPostgres, dsn: str, directory: Path, tasks: TaskGroup, dice: random.Random):
-        self.server = server
-        self.dsn = dsn
-        self.directory = directory
+        self.server, self.dsn, self.directory = server, dsn, directory
         self.dice = dice
         self.tasks = tasks
         self.members: list[Member] = []
@@ -138,6 +137,7 @@ class Fleet:
             more = {**more, "CHAOS_RELEASE": self._release_of.setdefault(proxy, nth)}
         self._named += 1
         name = f"d{self._named}"
+        more = more | ({"CHAOS_LOG": LOGS[self._named % 8]} if self._named % 8 in LOGS else {})
         options = [f"{key}={value}" for key, value in TIMES.items()]
         member = Member(name, self.spawn(name, "worker", proxy.dsn, *options, more=more), proxy, gateway)
         self.members.append(member)

@@ -18,7 +18,7 @@ import asyncpg
 
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from tests.chaos.history import AWAY, now_s, of_this_process
-from tests.chaos.workload import DEADLY, WITHOUT_DATABASE
+from tests.chaos.workload import DEADLY, FORKS, WITHOUT_DATABASE
 
 CALL_S_MAX = 5.0
 KEYS = 5
@@ -65,6 +65,7 @@ class Producer:
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0, 1.5)), kind="charge")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0.3, 1.5)), kind="stubborn")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(0.1, 1.2)), kind="thread")],
+                lambda: [NewJob("mixed", self.quick(how=dice.choice(FORKS)), kind="forks")],
                 lambda: [NewJob("mixed", self.payload(seconds=dice.uniform(3, 6)), kind="plain")],
                 lambda: [NewJob("mixed", self.quick(), kind="plain", delay=dice.uniform(0, 2))],
                 lambda: [NewJob("process", self.payload(how=dice.choice([*DEADLY, None]), seconds=0.05))],

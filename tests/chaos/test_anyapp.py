@@ -36,6 +36,7 @@ def test_generated_applications_differ_in_every_drawn_property() -> None:
         "charge",
         "thread",
         "stubborn",
+        "forks",
         "process",
     }
     limits = {name for queue in queues for name, _ in queue.limits}

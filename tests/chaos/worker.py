@@ -7,11 +7,12 @@ CHAOS_DIR and CHAOS_NAME set the directory and the name. A line on standard inpu
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.run import unknown_kinds
+from pgworkd.process import output, stop_signals
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.remote_daemon.store import GatewayStore
 from pgworkd.words import events, log
@@ -32,6 +34,8 @@ from tests.chaos.deadly import arm, make_deadly
 from tests.chaos.history import of_this_process
 from tests.kits.daemon import made, quick_options
 
+LOG = "CHAOS_LOG"
+"""In the environment of a daemon: what becomes of its log."""
 POINTS = ("claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
 VITALS_S = 1.0
 _NOTED = {
@@ -76,31 +80,59 @@ def _noted(name: str, facts: Mapping[str, Any]) -> None:
         of_this_process()(name, **facts)
 
 
-async def main(dsn: str, changes: dict[str, float]) -> int:
+def spoil_log(how: str) -> None:
+    """Standard error leads to a pipe that nobody reads or that is broken, or to a full disk, from now on."""
+    if how == "full":
+        end = os.open("/dev/full", os.O_WRONLY)
+    else:
+        other, end = os.pipe()
+        fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 4096)
+        if how == "broken":
+            os.close(other)
+    os.dup2(end, 2)
+
+
+def _end_process(reason: str) -> None:
+    of_this_process()("dies", point=reason)  # where its log may not tell
+    end_process(reason)
+
+
+async def _obey(signals: AsyncIterator[signal.Signals], daemon: Daemon) -> None:
+    async for _ in signals:
+        daemon.request_stop(now=daemon.stop_requested.is_set())
+
+
+async def main(dsn: str, level: str, changes: dict[str, float]) -> int:
     """Runs the daemon until SIGTERM; a second SIGTERM stops it at once."""
     limit_s = changes["lease_s"] / 2.2  # the same bound as for settings
     connection = ConnectionOptions(dsn, connect_timeout_s=limit_s, command_timeout_s=limit_s)
     options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
     # Half of the daemons have to do without, as some systems have, so that outcomes come late, too.
     kill_timer = KillTimer.made() if int(options.worker_name[1:]) % 2 else None
-    daemon = made(app_of_run(), options, parts=(Vitals(),), end_process=end_process, kill_timer=kill_timer)
+    daemon = made(app_of_run(), options, parts=(Vitals(),), end_process=_end_process, kill_timer=kill_timer)
     daemon.events.listen(_noted)
-    daemon.events.listen(log.listener("warning"), except_for=log.below_level("warning"))
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGTERM, lambda: daemon.request_stop(now=daemon.stop_requested.is_set())
-    )
-    of_this_process()("born")
-    return await daemon.run()
+    daemon.events.listen(log.listener(level), except_for=log.below_level(level))
+    with stop_signals.received() as signals:
+        of_this_process()("born")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_obey, signals, daemon)
+            code = await daemon.run()
+            tasks.cancel_scope.cancel()
+    return code
 
 
 if __name__ == "__main__":
     unknown_kinds.DELAY_S = unknown_kinds.RECHECK_S = 1.0  # the daemons of a release may be gone for a moment
     os.environ["CHAOS_PID"] = str(os.getpid())
-    log.configure("warning", "json")
+    if is_spoilt := LOG in os.environ:
+        spoil_log(os.environ[LOG])
+    output.install()
+    level = "debug" if is_spoilt else "warning"
+    log.configure(level, "json")
     for method in POINTS:
         for owner in (HeartbeatStore, GatewayHeartbeats) if method == "heartbeat" else (Store, GatewayStore):
             if method in vars(owner) or owner is Store:
                 make_deadly(owner, method)
     threading.Thread(target=arm, daemon=True).start()
     pairs = (argument.split("=") for argument in sys.argv[2:])
-    sys.exit(asyncio.run(main(sys.argv[1], {key: float(value) for key, value in pairs})))
+    sys.exit(stop_signals.run(main, sys.argv[1], level, {key: float(value) for key, value in pairs}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ TICK_S = 2
 """Interval of the recurring job."""
 CLOCK_STEP_S = 10
 """Step of the database's clock, forward and back: longer than a lease."""
+POOL_S_MAX = 10.0
 ATTEMPTS_MAX = 50
 """High enough that no job of the workload ends dead because of failures."""
 QUEUES = {"mixed": 15, "limited": 5, "process": 2, "block": 1, "probe": 2}
@@ -141,6 +143,27 @@ def thread(payload: dict[str, Any], job: Job) -> dict[str, int]:
     with recorded(job):
         time.sleep(payload["seconds"])
         job.done(result(job))
+    return result(job)
+
+
+FORKS = ("terminated", "killed", "joined", "left", "pool")
+
+
+@app.handler("forks", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
+def forks(payload: dict[str, Any], job: Job) -> dict[str, int]:
+    """Forks children in a thread of the daemon; what befalls them, as the payload says, must not befall it."""
+    context, how = multiprocessing.get_context("fork"), payload["how"]
+    with recorded(job):
+        if how == "pool":
+            with context.Pool(2) as pool:  # which is terminated
+                pool.map_async(time.sleep, [payload["seconds"] / 4] * 4).get(POOL_S_MAX)
+            return result(job)
+        child = context.Process(target=time.sleep, args=(payload["seconds"],))
+        child.start()
+        if how in ("terminated", "killed"):
+            os.kill(child.pid or 0, signal.SIGTERM if how == "terminated" else signal.SIGKILL)
+        if how != "left":
+            child.join()
     return result(job)
 
 
