@@ -29,7 +29,7 @@ CHAIN_MAX = 4
 FAULTS_MAX = 10
 """Validation errors shown."""
 _LOOP = ("asyncio.events", "asyncio.base_events", "asyncio.runners", "uvloop")
-_ENGINE = str(Path(__file__).parents[1] / "engine") + os.sep
+_ENGINE = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("engine", "process"))
 """Where the frames are that every traceback of a handler would begin with."""
 PARTS_MAX = 8
 """Exceptions shown in all, from the chain and its groups; they share the bytes of the traceback."""
