@@ -54,8 +54,8 @@ def keep_private(what: HasFileno | int | None, *, opened: bool = False) -> None:
     descriptor = what if isinstance(what, int) else what.fileno()
     if (leads_to := _identity(descriptor)) is not None:
         _ours[descriptor] = leads_to
-        if opened:
-            _peers.add(_peer_of(descriptor))
+        if opened and (peer := _peer_of(descriptor)) is not None:
+            _peers.add(peer)
 
 
 @contextlib.contextmanager
@@ -116,12 +116,22 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 def _peer_of(descriptor: int) -> Any:
     """The address that a socket is connected to; CONNECTING while it is not yet, and None for any other descriptor."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+    with contextlib.suppress(OSError), contextlib.closing(_socket_of(descriptor)) as copy:
         if copy.family == socket.AF_UNIX:
             return copy.getpeername() or None
         is_connecting = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == TCP_SYN_SENT
         return CONNECTING if is_connecting else copy.getpeername()
     return None
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    """A copy of it. Raises OSError unless it is a socket."""
+    copied = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copied)
+    except OSError:
+        os.close(copied)
+        raise
 
 
 def _open_descriptors() -> set[Descriptor]:

@@ -260,6 +260,8 @@ def occurrences(evidence: Evidence) -> Iterable[str | None]:
             late = change.due_in_s > 2 * TICK_S + CLOCK_STEP_S
             yield f"{change} is there twice" if change.occurrence in seen else f"{change} is far away" if late else None
             seen.add(change.occurrence)
+        elif (change.was, change.became, change.attempts) == ("pending", None, 0) and change.occurrence is not None:
+            seen.discard(change.occurrence)  # it makes room for that of a new rule, before it has begun
     live: dict[str, set[str]] = defaultdict(set)
     for change in evidence.changes:
         if change.occurrence is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,8 +15,8 @@ _armed = ""
 def arm() -> None:
     """Reads the points from standard input, until its end."""
     global _armed
-    for line in sys.stdin:
-        _armed = line.strip()
+    while line := os.read(0, 4096):  # not by sys.stdin, whose lock every child of multiprocessing takes
+        _armed = line.decode().strip()
 
 
 def make_deadly(owner: type, method: str) -> None:

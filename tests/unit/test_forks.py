@@ -130,6 +130,29 @@ in_child(after)
 """)
 
 
+def test_a_connection_that_was_lost_at_once_takes_no_pipe_with_it() -> None:
+    """It has no address any more; a pipe has none, either."""
+    passes("""
+import struct
+with forks.opening():
+    ours = socket.create_connection(server.getsockname())
+    theirs, _ = server.accept()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    while True:
+        try:
+            ours.getpeername()
+        except OSError:
+            break
+    forks.keep_private(ours, opened=True)
+with forks.opening():
+    read, write = os.pipe()
+    def look():
+        assert not is_blank(read) and not is_blank(write)
+    in_child(look)
+""")
+
+
 def test_signals_have_their_default_action_where_the_handler_was_ours() -> None:
     passes("""
 def ours(*_): ...
