@@ -253,12 +253,19 @@ def limits(evidence: Evidence) -> Iterable[str | None]:
 
 @check
 def occurrences(evidence: Evidence) -> Iterable[str | None]:
-    """One job per occurrence, one live job per schedule, and each is the schedule's next occurrence."""
+    """One job per occurrence, one live job per schedule, and each is the schedule's next occurrence.
+
+    A rule that changes while the clock is back may repeat what it had before: nothing else tells which have been.
+    """
     seen: set[str] = set()
+    back = [note.at_s for note in evidence.of("clock_put_back")]
     for change in evidence.changes:
         if change.was is None and change.occurrence is not None:
             late = change.due_in_s > 2 * TICK_S + CLOCK_STEP_S
-            yield f"{change} is there twice" if change.occurrence in seen else f"{change} is far away" if late else None
+            twice = change.occurrence in seen and not any(
+                0 <= change.at_s - at_s <= CLOCK_STEP_S + TICK_S for at_s in back
+            )
+            yield f"{change} is there twice" if twice else f"{change} is far away" if late else None
             seen.add(change.occurrence)
         elif (change.was, change.became, change.attempts) == ("pending", None, 0) and change.occurrence is not None:
             seen.discard(change.occurrence)  # it makes room for that of a new rule, before it has begun

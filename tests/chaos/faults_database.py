@@ -187,6 +187,7 @@ async def clock_step(fleet: Fleet) -> None:
     await run_sync(put_forward, fleet.directory / "server.clock", CLOCK_STEP_S)
     fleet.disturb()  # each of the two steps counts as an outage
     await anyio.sleep(LONG_S)
+    fleet.note("clock_put_back")
     await run_sync(put_forward, fleet.directory / "server.clock", 0)
     await anyio.sleep(1.5)
     fleet.disturb()
