@@ -13,7 +13,7 @@ VERIFYING: Final = ("verify-ca", VERIFY_FULL)
 
 DRIVER = {
     "user": "PGUSER",
-    "password": "PGPASSWORD",
+    "password": "PGPASSWORD",  # nosec B105 # the name of a variable
     "dbname": "PGDATABASE",
     "passfile": "PGPASSFILE",
     "sslmode": "PGSSLMODE",
@@ -98,7 +98,7 @@ MEANT = {
     "ssl": "sslmode",
     "database": "dbname",
     "username": "user",
-    "pass": "password",
+    "pass": "password",  # nosec B105 # the name of a parameter
     "sslca": "sslrootcert",
     "sslidentity": "sslcert",
     "timeout": "connect_timeout",
