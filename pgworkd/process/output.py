@@ -91,6 +91,12 @@ def drain(limit_s: float = LAST_S) -> None:
         sink.drain(until)
 
 
+def write_directly(patience_s: float) -> None:
+    """From now on whoever prints writes, and waits this long where the reader takes no more; first what is buffered."""
+    for sink in _sinks.values():
+        sink.write_directly(patience_s)
+
+
 def say(text: str) -> None:
     """Writes to standard error, whatever becomes of it; where it is not one of `install`, waits for LAST_S at most."""
     if "stderr" in _sinks:
@@ -103,8 +109,7 @@ def say(text: str) -> None:
 
 def _finish() -> None:
     drain()
-    for sink in _sinks.values():  # what is printed from now on: no thread runs any more
-        sink.write_directly(patience_s=0.0)
+    write_directly(0.0)  # what is printed from now on: no thread runs any more
 
 
 def _in_child() -> None:

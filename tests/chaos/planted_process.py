@@ -175,7 +175,7 @@ BUGS = (
     python(
         "a process that has to end waits for its log",
         "engine/life/heartbeat",
-        "        telling.join(2 * output.LAST_S)",
+        "        telling.join(LAST_WORDS_S)",
         "        telling.join()",
         tests="tests/unit/test_output.py",
     ),

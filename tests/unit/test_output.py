@@ -289,10 +289,16 @@ if {state!r} == "the log hangs":
 if {state!r} == "stuck":
     for n in range(1000):
         print("{LINE}", file=sys.stderr)
+with open("/proc/self/fd/1", "w") as told:
+    told.write(str(time.monotonic()))
 end_process("the test is over")
 """
-    process = program(text, stderr=write)
+    process = program(text, stdout=subprocess.PIPE, stderr=write)
     os.close(write)
+    assert process.stdout is not None
+    began = float(process.stdout.read())
+    assert time.monotonic() - began < 0.8, "the lease is about to expire"
+    process.stdout.close()
     assert process.wait(20) == 1
     if state != "broken":
         said = all_of(read).decode()

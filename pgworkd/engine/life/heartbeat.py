@@ -61,6 +61,10 @@ class LeaseHolder(Protocol):
         """Handlers that have not returned. Called from the heartbeat thread."""
 
 
+LAST_WORDS_S = 0.1
+"""How long the end of a process waits for its log: the lease is about to expire."""
+
+
 class Heartbeat:
     """The heartbeat thread of one worker.
 
@@ -266,11 +270,11 @@ def end_process(reason: str) -> None:
     telling = threading.Thread(target=_tell_end, args=(reason,), daemon=True)
     try:
         telling.start()
-        telling.join(2 * output.LAST_S)  # whatever the log does
+        telling.join(LAST_WORDS_S)  # whatever the log does
     finally:
         os._exit(1)
 
 
 def _tell_end(reason: str) -> None:
     log.tell(events.DAEMON_ABORTED, reason=reason)
-    output.drain()
+    output.write_directly(LAST_WORDS_S / 2)  # not by its thread, which takes its time
