@@ -286,7 +286,7 @@ BUGS = (
         "cli/run",
         "        except EmbeddedMissing as error:\n            raise UsageError(str(error)) from None\n",
         "",
-        tests="tests/unit/test_embedded.py",
+        tests="tests/engine/test_cli_run.py -k missing_extra",
     ),
     python(
         "daemons in applications have one name for all",

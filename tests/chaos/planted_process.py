@@ -53,6 +53,13 @@ BUGS = (
         tests="tests/unit/test_forks.py",
     ),
     python(
+        "a connection that was lost at once takes the pipes of children with it",
+        FORKS,
+        " and (peer := _peer_of(descriptor)) is not None:\n            _peers.add(peer)\n",
+        ":\n            _peers.add(_peer_of(descriptor))\n",
+        tests="tests/unit/test_forks.py",
+    ),
+    python(
         "a forked child keeps the daemon's sessions",
         "database/connection",
         'get_extra_info("socket"), opened=True)',
@@ -177,6 +184,13 @@ BUGS = (
         "engine/life/heartbeat",
         "        telling.join(LAST_WORDS_S)",
         "        telling.join()",
+        tests="tests/unit/test_output.py",
+    ),
+    python(
+        "last words take longer than the lease",
+        "engine/life/heartbeat",
+        "LAST_WORDS_S = 0.1\n",
+        "LAST_WORDS_S = 2.0\n",
         tests="tests/unit/test_output.py",
     ),
     python(
