@@ -39,6 +39,14 @@ BUGS = (
         tests=_TIMER,
     ),
     python(
+        "stacks that cannot be written keep a process alive",
+        "engine/life/kill_timer",
+        "        self._set(self._kill, kill_in_s)  # first: to write the stacks may take for ever\n"
+        "        self._set(self._dump, dump_in_s)\n",
+        "        self._set(self._dump, dump_in_s)\n        self._set(self._kill, kill_in_s)\n",
+        tests=_TIMER,
+    ),
+    python(
         "init of a container survives its own SIGKILL",
         "engine/life/kill_timer",
         "kill = signal.SIGKILL if os.getpid() != 1 else",

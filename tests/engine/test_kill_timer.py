@@ -80,6 +80,14 @@ def test_a_process_whose_standard_error_nobody_reads_is_killed() -> None:
     assert KILL_S <= took_s < KILL_S + LATE_S
 
 
+def test_a_process_whose_stacks_are_due_at_once_and_cannot_be_written_is_killed() -> None:
+    """To write them is what it does from the moment on at which that timer is set: the other one must be set before."""
+    text = f"from pgworkd.engine.life.kill_timer import KillTimer; KillTimer.made().arm(-1.0, {KILL_S})"
+    with contextlib.ExitStack() as stack:
+        done = subprocess.run([sys.executable, "-c", text], stderr=_full_pipe(stack), check=False, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+
+
 def test_a_process_that_is_stopped_is_killed() -> None:
     code, took_s = Ran("os.kill(os.getpid(), signal.SIGSTOP)", subprocess.DEVNULL).ends()
     assert code == -signal.SIGKILL

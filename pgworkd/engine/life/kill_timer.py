@@ -16,12 +16,11 @@ import faulthandler
 import os
 import signal
 import sys
-import time
 from typing import Any
 
 EXIT_CODE = 63
 """Of a process that was ended by the first timer: the number of its signal."""
-_CLOCK_MONOTONIC, _TIMER_ABSTIME = 1, 1
+_CLOCK_MONOTONIC = 1
 
 
 class _TimeSpec(ctypes.Structure):
@@ -56,7 +55,7 @@ class KillTimer:
         # handler; and _exit, called with the number of its signal, may be one.
         kill = signal.SIGKILL if os.getpid() != 1 else self._exit_on(EXIT_CODE + 1)
         faulthandler.register(self._exit_on(EXIT_CODE), file=2, all_threads=True, chain=True)
-        self._at = _TimerSpec()
+        self._in = _TimerSpec()
         self._dump, self._kill = self._timer(EXIT_CODE), self._timer(kill)
 
     @classmethod
@@ -71,15 +70,14 @@ class KillTimer:
 
     def arm(self, dump_in_s: float, kill_in_s: float) -> None:
         """Ends the process after these seconds, unless it is called again, or `disarm`, before."""
-        now_s = time.monotonic()
         self.armed = True
-        self._set(self._dump, now_s + dump_in_s)
-        self._set(self._kill, now_s + kill_in_s)
+        self._set(self._kill, kill_in_s)  # first: to write the stacks may take for ever
+        self._set(self._dump, dump_in_s)
 
     def disarm(self) -> None:
         """Lets the process live."""
-        self._set(self._dump, 0.0)
-        self._set(self._kill, 0.0)
+        self._set(self._dump, None)
+        self._set(self._kill, None)
         self.armed = False
 
     def _exit_on(self, number: int) -> int:
@@ -92,10 +90,10 @@ class KillTimer:
         self._checked(self._libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)))
         return timer
 
-    def _set(self, timer: ctypes.c_void_p, at_s: float) -> None:
-        value = self._at.value
-        value.whole, value.nano = int(at_s), int(at_s % 1 * 1e9)
-        self._checked(self._libc.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(self._at), None))
+    def _set(self, timer: ctypes.c_void_p, in_s: float | None) -> None:
+        value, left_s = self._in.value, 0.0 if in_s is None else max(in_s, 1e-6)  # 0: not at all
+        value.whole, value.nano = int(left_s), int(left_s % 1 * 1e9)
+        self._checked(self._libc.timer_settime(timer, 0, ctypes.byref(self._in), None))
 
     @staticmethod
     def _checked(result: int) -> None:
