@@ -74,8 +74,9 @@ async def test_a_blocked_daemon_from_the_first_second_to_its_end(
     assert bad["finding"].startswith("the event loop of worker 'w'")
     assert await run_sync(run.ends) == 1
     assert len(events(run, names.LOOP_BLOCKED)) == len(events(run, names.LOOP_STUCK)) == 1
-    assert run.lines[-1].startswith("pgworkd: the event loop has been blocked for 9.")
-    assert run.lines[-1].endswith(" by a job of kind 'forever' in queue 'forever'; ending the process")
+    (aborted,) = events(run, names.DAEMON_ABORTED)
+    assert aborted["reason"].startswith("the event loop has been blocked for 9.")
+    assert aborted["reason"].endswith(" by a job of kind 'forever' in queue 'forever'")
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["one of two", "both"])
@@ -210,7 +211,8 @@ def test_every_program_reads_the_setting(
         monkeypatch.setenv(f"PGWORKD_{variable}", value)
     if name == "remote":
         monkeypatch.setenv("PGWORKD_LEASE_S", "10")
-        limit_s = 30 if given == "" else limit_s
+    if name in ("remote", "serve") and given == "":
+        limit_s = 30  # the lease of a gateway is 10 s
     assert limit_of(name) == limit_s
 
 

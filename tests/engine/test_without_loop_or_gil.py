@@ -125,7 +125,7 @@ def _judge(cell: Cell, code: int) -> None:
         assert blocked["limit_s"] == TIMES["loop_limit_s"]
         assert len(cell.logged(events.LOOP_RESUMED)) == (code == ALIVE)
         assert len(cell.logged(events.LOOP_STUCK)) == (code == 1)
-        assert ("; ending the process" in cell.log) is (code == 1)
+        assert len(cell.logged(events.DAEMON_ABORTED)) == (code == 1)
     elif code == EXIT_CODE:
         assert "in hold" in cell.log, "the stacks of all threads"
         assert cell.logged(events.LOOP_BLOCKED) == []
