@@ -52,7 +52,8 @@ ORDER = """
 """
 """A retry that has held its key all along may be due later than other jobs of the key: the one exception."""
 
-EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.queues, pgworkd.rates, pgworkd.workers, public.audit"""
+EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.pending_effects, pgworkd.queues, pgworkd.rates,
+    pgworkd.workers, public.audit"""
 RUNNING = "SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running' ORDER BY id"
 WAITING = "SELECT id FROM pgworkd.jobs WHERE status IN ('blocked', 'pending', 'failed', 'dead') ORDER BY run_at, id"
 COUNTS = """SELECT coalesce(limit_key, '') AS key, count(*)::int AS n
@@ -183,7 +184,7 @@ class FlowWorld(World):
                     assert most_in_window(instants, window_s) <= burst + window_s / cost_s + 1e-6, (scope, key)
 
     async def finish(self) -> None:
-        """By claims and settles alone."""
+        """By claims, settles, and what maintenance does where a job expires."""
         db = self.observer
         await self.check()
         for _ in range(500):
@@ -191,7 +192,7 @@ class FlowWorld(World):
             await clock(self.now, db)
             if self.hand:
                 await db.execute("SELECT pgworkd.unblock()")
-            await db.execute("SELECT pgworkd.expire()")
+            await db.execute("SELECT pgworkd.expire(), pgworkd.apply_effects()")  # which expire() may leave to it
             running = await db.fetch(RUNNING)
             await end(db, [row["id"] for row in running], [row["attempts"] for row in running])
             await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 3)", self.workers[0])
