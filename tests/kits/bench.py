@@ -18,10 +18,11 @@ SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'p
 
 
 def contents(shell: Shell) -> dict[str, list[str]]:
-    """Every row of every table of the schema, as text."""
+    """Every row of every table of the schema, as text, but where the schema's jobs run: a first worker settles that."""
     tables = shell.db.execute(
         """SELECT c.relname FROM pg_class c
-           WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition"""
+           WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+             AND c.relname <> 'origin'"""
     ).fetchall()
     found = {}
     for (table,) in tables:

@@ -208,18 +208,16 @@ def bad_sslmode(usage: Usage) -> None:
     """We refuse it, and name where it comes from."""
     with usage.monkeypatch.context() as patch:
         patch.setenv("PGSSLMODE", "bogus")
-        assert usage.shell.refused("queues").startswith("sslmode (environment PGSSLMODE): must be one of ")
+        assert "sslmode (environment PGSSLMODE): must be one of " in usage.shell.refused("queues")
 
 
-def bad_variable(name: str, value: str, told: str) -> UsageCheck:
-    """The driver fails because of it: the error names it."""
+def bad_variable(name: str, value: str, told: str, code: int = 2) -> UsageCheck:
+    """Read where the DSN says nothing of it, as libpq does."""
 
     def check(usage: Usage) -> None:
         with usage.monkeypatch.context() as patch:
             patch.setenv(name, value)
-            line = usage.shell.refused("queues")
-        assert line.startswith(f"the DSN cannot be used: {told}")
-        assert name in line.partition("(the driver also reads ")[2]
+            assert told in usage.shell.refused("queues", code=code)
 
     return check
 
@@ -292,10 +290,10 @@ CASES = [
     Case(79, "odd characters in user and password", odd_characters),
     Case(79, "two hosts", two_hosts),
     Case(80, "empty variables", empty_is_unset),
-    Case(80, "PGOPTIONS", others_variables(PGOPTIONS="-c statement_timeout=1 -c default_transaction_read_only=on")),
-    Case(80, "PGSERVICE", others_variables(PGSERVICE="nosuch")),
+    Case(80, "PGOPTIONS", others_variables(PGOPTIONS="-c statement_timeout=1")),
+    Case(80, "PGSERVICE", bad_variable("PGSERVICE", "nosuch", "service 'nosuch' is not in ")),
     Case(80, "PGHOST and the like", others_variables(PGHOST="nowhere.invalid", PGUSER="nobody", PGDATABASE="nowhere")),
-    Case(80, "PGPORT=x", bad_variable("PGPORT", "x", "invalid literal for int() with base 10: 'x'")),
+    Case(80, "PGPORT=x", others_variables(PGPORT="x")),
     Case(80, "PGSSLMODE=bogus", bad_sslmode),
     Case(81, "no such module", app_is(None, "module 'bad_app': No module named 'bad_app'")),
     Case(81, "a module that raises", app_is(f"raise ValueError('{NOWHERE}')", RAISED)),
