@@ -67,6 +67,13 @@ BUGS = (
         "        begun = [True for _ in items]\n",
         tests="tests/engine/test_expiry_started.py",
     ),
+    python(
+        "a job of a kind that nobody knows waits half a minute at once",
+        "engine/run/unknown_kinds",
+        "min(DELAY_S, FIRST_S * 2.0 ** min(attempt.claimed.attempt - 1, 10))",
+        "DELAY_S",
+        tests="tests/engine/test_mixed_kinds.py",
+    ),
     sql(
         "whoever declares a schedule last takes it",
         "rule_of(f) <> v_rules -> f.name AND declarer(f, p_worker) IS NULL)",

@@ -18,8 +18,9 @@ LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
 
 @pytest.fixture
 def soon_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In production daemons ask every 10 s which workers have a handler for a kind."""
+    """In production daemons ask every 10 s which workers have a handler for a kind. Here a job waits long for one."""
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 0.3)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.FIRST_S", 30.0)
 
 
 def app_of(*kinds: str) -> App:
@@ -82,6 +83,19 @@ async def test_without_the_newer_daemon_the_job_is_released_with_an_error(
         done = await insert(db, "q", kind="old")
         await until(waits_for_status(db, done, "completed"))
         assert await status(db, job_id) == "pending"
+
+
+async def test_a_job_that_came_before_its_daemon_runs_soon_after(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.FIRST_S", 0.1)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DELAY_S", 0.3)
+    async with running(app_of("old"), dsn) as (_, old):
+        job_id = await insert(db, "q", kind="new")
+        await old.wait(events.JOB_RELEASED, 4)
+        assert [facts["delay_s"] for facts in old.all(events.JOB_RELEASED)][:4] == [0.1, 0.2, 0.3, 0.3]
+        async with running(app_of("new"), dsn):
+            await until(waits_for_status(db, job_id, "completed"))
 
 
 async def test_many_jobs_of_an_unknown_kind_are_claimed_in_small_portions(

@@ -17,6 +17,6 @@ SEEDS = 100 if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else 12
 async def test_a_deployment_keeps_budgets_order_expiry_and_ends_with_the_new_rule(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DELAY_S", 0.5)
+    monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.DELAY_S", 0.5)  # and that at most
     monkeypatch.setattr("pgworkd.engine.run.unknown_kinds.RECHECK_S", 0.5)
     await Situation.of(seed).play(dsn, db)

@@ -19,7 +19,8 @@ from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
 
-DELAY_S = 30.0
+FIRST_S, DELAY_S = 2.0, 30.0
+"""The delay after a job's first attempt, and the longest, doubled each time: a new daemon may be about to come."""
 RECHECK_S = 10.0
 """How often to check that a worker with a handler still exists."""
 ASK_S = 1.0
@@ -55,11 +56,11 @@ class UnknownKinds:
         try:
             await self._ask(attempt.queue, attempt.worker_id or 0, kind)
         except PgworkdError:
-            return _released(kind)
+            return _released(attempt)
         known = self._queues[attempt.queue][kind]
         known.met += 1
         if not known.elsewhere:
-            return _released(kind)
+            return _released(attempt)
         return Outcome(Ending.RELEASED, reason=f"kind {kind!r} is left to another worker of the queue")
 
     def left_out(self, queue: str) -> list[str]:
@@ -97,6 +98,7 @@ def _ask_at(known: _Kind) -> float:
     return known.asked_at + (RECHECK_S if known.elsewhere else ASK_S)
 
 
-def _released(kind: str) -> Outcome:
-    message = f"no handler for kind {kind!r}"
-    return Outcome(Ending.RELEASED, delay_s=DELAY_S, message=message, reason=message)
+def _released(attempt: Attempt) -> Outcome:
+    message = f"no handler for kind {attempt.claimed.kind!r}"
+    delay_s = min(DELAY_S, FIRST_S * 2.0 ** min(attempt.claimed.attempt - 1, 10))
+    return Outcome(Ending.RELEASED, delay_s=delay_s, message=message, reason=message)
