@@ -444,7 +444,6 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 -- === The verbs ===================================================================================
 -- Called by A an application, D a daemon, O an operator (CLI, Admin). Locks in the order taken, `s`
 -- with SKIP LOCKED, - none. The constraints above may raise, too. All other functions are internal.
---
 --   verb                                          by  locks                          raises
 --   INSERT INTO jobs (also many, or COPY)         A   its batch (KEY SHARE)          23505, PW003
 --   enqueue, enqueue_once                         A   holder of the dedupe_key       22023, 23505
@@ -453,7 +452,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   await_results                                 A   result_waiters                 22023
 --   result_of, jobs_of, batch_results, batch_tree AO  -                              22023, PW003
 --   register, wanted, kinds_elsewhere, next_due,  D   -
---     depth, running_of, ensure_schedules, missed_since
+--     depth, running_of, ensure_schedules,
+--     missed_since
 --   payloads                                      D   jobs with expires_at s
 --   heartbeat, worker_ended, sign_off,            D   worker; pool; origin
 --     set_pool, drop_pool, heartbeats, belong

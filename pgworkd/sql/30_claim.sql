@@ -240,8 +240,8 @@ BEGIN
     END IF;
 
     -- 4. Start them.
-    IF v_careful AND current_setting('pgworkd.careful') <> 'on' THEN  -- see refuse_claims()
-        IF current_setting('pgworkd.careful') = 'choose' THEN
+    IF v_careful AND current_setting('pgworkd.careful', true) <> 'on' THEN  -- see refuse_claims()
+        IF current_setting('pgworkd.careful', true) = 'choose' THEN
             FOR id IN SELECT j.id FROM unnest(v_rows) WITH ORDINALITY AS r (ctid, place)
                       JOIN jobs j ON j.ctid = r.ctid ORDER BY r.place LOOP
                 RETURN NEXT;
@@ -249,7 +249,7 @@ BEGIN
             RETURN;
         END IF;
         v_rows := ARRAY(SELECT j.ctid FROM jobs j
-                        WHERE j.id = ANY (current_setting('pgworkd.careful')::uuid[]));
+                        WHERE j.id = ANY (current_setting('pgworkd.careful', true)::uuid[]));
     END IF;
     IF v_rated THEN
         PERFORM spend(p_queue, v_rows, v_now);

@@ -171,7 +171,7 @@ READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
 workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
 job_dependencies pending_effects result_waiters progress audit all_jobs queue_stats batch_progress batch_trees
-blocked_jobs kept_keys job_progress worker_stats refused_rows
+blocked_jobs kept_keys job_progress worker_stats refused_rows origin
 samples queue_samples queue_minutes queue_depths deaths error_groups alert_rules alerts
 """
 FORBIDDEN = [
