@@ -283,12 +283,20 @@ def test_no_chapter_sets_the_settings_of_its_functions() -> None:
 # The table of verbs in schema.sql
 
 WITHIN = {
+    "carefully",
     "clock",
     "clock_after_waiting",
+    "deferred",
+    "finished_of",
+    "is_origin",
     "known_pools",
     "mend_sequences",
+    "rule_of",
+    "rule_out_days",
+    "server_id",
     "standing_worker",
     "unlocked",
+    "validate_days",
     "waits_keyed",
     "waits_plain",
     "waits_suspect",
