@@ -248,9 +248,8 @@ BEGIN
             END LOOP;
             RETURN;
         END IF;
-        v_rows := ARRAY(SELECT j.ctid
-                        FROM unnest(current_setting('pgworkd.careful', true)::uuid[]) AS u (id)
-                        JOIN jobs j ON j.id = u.id);
+        v_rows := ARRAY(SELECT j.ctid FROM jobs j
+                        WHERE j.id = ANY (current_setting('pgworkd.careful', true)::uuid[]));
     END IF;
     IF v_rated THEN
         PERFORM spend(p_queue, v_rows, v_now);

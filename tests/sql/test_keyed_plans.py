@@ -126,6 +126,8 @@ async def test_plans_use_indexes_whatever_the_statistics(db: Db, function: str) 
             fault = _fault(plan, {"jobs_turns_of_kind"} if "u.kind" in statement else INDEXES.get(function))
             if fault == "all of jobs_running_since" and "min(j.worker_id)" in statement:
                 continue  # the next worker that runs anything
+            if fault == "all of jobs_pkey" and "pgworkd.careful" in statement:
+                continue  # those few ids
             assert fault is None, f"step {number}: {fault} in {statement}"
 
 

@@ -16,7 +16,7 @@ TABLES = (
 )
 STATISTICS = ("alerts", "queue_minutes", "queue_samples", "result_waiters", "samples")
 OTHER = {
-    "alert_rules", "endpoints",  # rows that only operators change
+    "alert_rules", "endpoints", "origin",  # rows that only operators change
     "pools", "refused_rows", "schema_version",  # without which no daemon works
 }  # fmt: skip
 
