@@ -84,10 +84,10 @@ async def test_migrate_on_a_read_only_server_reports_it(empty_dsn: str) -> None:
 
 
 async def test_migrate_refuses_a_newer_schema_and_does_not_touch_it(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.all_jobs")
+    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.worker_stats")
     with pytest.raises(SchemaError, match="newer than this program"):
         await schema.migrate(connection(dsn))
-    assert await db.fetchval("SELECT to_regclass('pgworkd.all_jobs')") is None
+    assert await db.fetchval("SELECT to_regclass('pgworkd.worker_stats')") is None
     assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION + 1
 
 

@@ -87,7 +87,6 @@ MISPLACED = {
     "a line break": "postgresql://u:c4n4ry\nt41l@h/db",
     "another scheme": "mysql://u:c4n4ryt41l@h/db",
     "words": "host=h password=c4n4ryt41l",
-    "a letter that parsers take apart": "postgresql://u:c4n4ryt41l\u2100@h/db",
 }
 
 

@@ -166,7 +166,9 @@ asyncio.run(main())
 async def forked(dsn: str, db: Db) -> None:
     done = await anyio.run_process([sys.executable, "-c", FORKED, dsn], stderr=subprocess.STDOUT)
     *refusals, last = done.stdout.decode().splitlines()
-    assert [ELSEWHERE in line for line in refusals] == [True] * 3, refusals
+    assert sum(ELSEWHERE in line for line in refusals) == 3, (
+        refusals
+    )  # asyncio tells of a connection that is none there
     assert last == "UUID"
     assert len(await stored(db)) == 1
 
