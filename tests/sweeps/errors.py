@@ -28,7 +28,7 @@ SENT_BY = (
 )
 CODES = ("57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001")
 """Timeout, lock not available, serialization, deadlock, out of memory, wrong state, bad text, a trigger's RAISE."""
-AT_START = {"register"}
+AT_START = {"register", "belong"}
 """Called before the daemon is ready: their errors make the start fail."""
 ABOUT_THE_LEASE = {"heartbeat"}
 """Without these a daemon must cancel what it runs, which other tests cover."""
@@ -56,8 +56,9 @@ _SETUP = """
 OF_A_HANDLER = {"complete_own"}
 """Called in job.transaction(): an error there is the handler's failure."""
 SELDOM = {
-    *("drop_pool", "fail_schedule", "forget_rates", "kinds_elsewhere", "mend_dependencies", "payloads"),
-    *("put_schedule", "retire_schedules", "settle_ended", "sign_off", "unlocked"),
+    *("carefully", "deferred", "drop_pool", "fail_schedule", "forget_rates", "jobs_of", "kinds_elsewhere"),
+    *("mend_dependencies", "payloads", "refuse_claims", "retire_schedules", "rule_out_days", "settle_ended"),
+    *("sign_off", "unlocked", "validate_days"),
 }
 """Functions that a run of this application may not call; it must call all others."""
 _WRAP = r"""
