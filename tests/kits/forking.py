@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,22 @@ STAY = "import plays; plays.stay()"
 """The module is this one, under the name of its copy."""
 app = App()
 _kept: list[Any] = []
-_turn = threading.Lock()
+_turn = threading.RLock()
+"""For one process at a time: a fork inherits the pipe by which subprocess waits for an exec, and of two looks at a
+child's exit code at once, multiprocessing takes one for the loss of its fork server."""
 Code = Callable[[], int | None]
+
+
+class InTurn(ForkContext):
+    """Forks in turn, also where a pool replaces a worker."""
+
+    class Process(ForkProcess):
+        def start(self) -> None:
+            with _turn:
+                super().start()
+
+
+_forking = InTurn()
 
 
 def stay() -> None:
@@ -46,13 +61,13 @@ def begin(way: str) -> tuple[int, Code]:
         process.start()
         return process.pid or 0, lambda: process.exitcode
     if way == "pool":
-        pool = multiprocessing.get_context("fork").Pool(1)
+        pool = _forking.Pool(1)
         result = pool.apply_async(stay)
         _kept.append(pool)
         (worker,) = pool._pool  # type: ignore[attr-defined]
         return worker.pid, lambda: 0 if result.ready() else worker.exitcode
     if way == "executor":
-        executor = ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+        executor = ProcessPoolExecutor(1, _forking)
         future = executor.submit(stay)
         _kept.append(executor)
         ((pid, worker),) = executor._processes.items()
@@ -106,12 +121,17 @@ def daemonised() -> tuple[int, Code]:
 
 def start(payload: dict[str, Any], job: Job) -> Code:
     """Starts the process of the payload's way, and sends it a signal if there is one."""
-    with _turn:  # else a fork may inherit the pipe by which subprocess waits for an exec
+    with _turn:
         pid, code = begin(payload["way"])
     (HERE / f"{job.queue}-{payload['way']}.pid").write_text(str(pid))
     if "signal" in payload:
         os.kill(pid, payload["signal"])
-    return (lambda: 0) if payload.get("leaves") else code
+
+    def in_turn() -> int | None:
+        with _turn:
+            return code()
+
+    return (lambda: 0) if payload.get("leaves") else in_turn
 
 
 @app.handler("loop", concurrency=20)
@@ -209,9 +229,8 @@ def quickly() -> list[int | None]:
     """Ends children that have hardly begun."""
     codes = []
     for _ in range(40):
-        child = multiprocessing.get_context("fork").Process(target=stay)
-        with _turn:
-            child.start()
+        child = _forking.Process(target=stay)
+        child.start()
         child.terminate()
         child.join(10)
         codes.append(child.exitcode)
