@@ -16,6 +16,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+import structlog
 
 from pgworkd.database import array_types, schema
 from pgworkd.embedded import EmbeddedPostgres
@@ -55,10 +56,13 @@ def levels_of_logging() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test configures must not write to what the next one looks at."""
+def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What one test configures must not write to what the next one looks at, nor pass for the application's there."""
     for name in ("configured", "_own", "_processors"):
         monkeypatch.setattr(log, name, None)
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

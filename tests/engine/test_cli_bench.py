@@ -168,10 +168,10 @@ def test_beside_a_busy_fleet(shell: Shell, bench: Any, start: Start) -> None:
     assert "Draining" in ended(bench("--jobs", "500"))
     wait_for(shell, "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)", SLOW_END_S)
     found = shell.db.execute(
-        """SELECT queue, status::text, attempts, count(*), count(DISTINCT worker_id)
+        """SELECT queue, status::text, failures, count(*), count(DISTINCT worker_id)
            FROM pgworkd.finished_jobs GROUP BY 1, 2, 3"""
-    ).fetchall()
-    assert found == [("mail", "completed", 1, 30000, 1)]
+    ).fetchall()  # not by attempts: jobs that were claimed ahead go back where the machine is slow
+    assert found == [("mail", "completed", 0, 30000, 1)]
     assert shell.sql("SELECT count(*) FROM pgworkd.workers") == 1
     assert shell.sql("SELECT count(*) FROM pgworkd.audit") == 0
     for table in ("queue_samples", "queue_minutes"):

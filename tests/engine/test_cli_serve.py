@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
-import structlog
 
 from pgworkd import App
 from pgworkd.cli import serve
@@ -23,11 +22,10 @@ NOBODY = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
 @pytest.fixture
-def service() -> Iterator[Any]:
+def service() -> Any:
     app = App()
     app.handler("q")(lambda: None)
-    yield serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {}, Program(app, Daemon))
-    structlog.reset_defaults()
+    return serve._Service(Settings(dsn=NOBODY, shutdown_s=0, log_format="json"), {}, Program(app, Daemon))
 
 
 def test_a_signal_between_the_import_and_the_event_loop_stops_the_daemon(

@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import asyncpg
 import pytest
-import structlog
 
 from pgworkd import App
 from pgworkd.cli import serve
@@ -39,10 +38,9 @@ def listener_of(said: Said) -> events.Listener:
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    """A stream that replaces standard error; the log configuration is reset afterwards."""
-    yield io.StringIO()
-    structlog.reset_defaults()
+def lines() -> io.StringIO:
+    """A stream that replaces standard error."""
+    return io.StringIO()
 
 
 # Events.

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -21,16 +20,9 @@ from tests.kits.daemon import insert, running, until, waits_for_status
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores the logging configuration; the logger of the handlers does not propagate to pytest's."""
-    last, root, driver = logging.lastResort, logging.root.level, logging.getLogger("asyncpg").level
-    monkeypatch.setattr(log, "configured", None)
+def logger_of_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not propagate to pytest's."""
     monkeypatch.setattr(logging.getLogger("shop"), "propagate", False)
-    yield
-    logging.lastResort = last
-    logging.root.setLevel(root)
-    logging.getLogger("asyncpg").setLevel(driver)
-    structlog.reset_defaults()
 
 
 def _say() -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,9 @@ from tests.kits.verbs import Db
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    last, root, driver = logging.lastResort, logging.root.level, logging.getLogger("asyncpg").level
-    monkeypatch.setattr(log, "configured", None)
+def logger_of_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not propagate to pytest's."""
     monkeypatch.setattr(logging.getLogger("shop"), "propagate", False)
-    yield
-    logging.lastResort = last
-    logging.root.setLevel(root)
-    logging.getLogger("asyncpg").setLevel(driver)
-    structlog.reset_defaults()
 
 
 def _say(dsn: str) -> Any:

@@ -18,16 +18,6 @@ from pgworkd.words import events, log
 from tests.kits import own_structlog
 
 
-@pytest.fixture(autouse=True)
-def structlog_as_before() -> Iterator[None]:
-    level, last, root = logging.getLogger("asyncpg").level, logging.lastResort, logging.root.level
-    yield
-    logging.lastResort = last
-    logging.root.setLevel(root)
-    structlog.reset_defaults()
-    logging.getLogger("asyncpg").setLevel(level)
-
-
 def captured(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Standard error; not by a fixture, after which pytest replaces it again."""
     out = io.StringIO()

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
-import structlog
 
 from pgworkd import ConnectionOptions
 from pgworkd.alerts.mail import send_mail
@@ -156,7 +155,6 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "walked.py").write_text("from pgworkd import App\napp = App()\n@app.handler('q')\nasync def q(): ...\n")
     yield
     sys.modules.pop("walked", None)
-    structlog.reset_defaults()
 
 
 def outcome(program: str, dsn: str) -> str:

@@ -7,7 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,17 +23,6 @@ CONTROLS = set("".join(map(chr, (*range(32), *range(127, 160)))))
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def structlog_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    level, last, root = logging.getLogger("asyncpg").level, logging.lastResort, logging.root.level
-    monkeypatch.setattr(log, "configured", None)
-    yield
-    logging.lastResort = last
-    logging.root.setLevel(root)
-    structlog.reset_defaults()
-    logging.getLogger("asyncpg").setLevel(level)
 
 
 def lines_of(
