@@ -109,7 +109,7 @@ def steady(evidence: Evidence) -> Iterable[str | None]:
     for name, taken in beats.items():
         if len(taken) >= 20:
             for what, more in STEADY.items():
-                # The lowest at the end: what is left behind is there in each beat, pipes of a handler's children are not.
+                # The lowest at the end: what is left behind is in each beat, pipes to a handler's children are not.
                 first, last = sorted(beat[what] for beat in taken[2:7])[2], min(beat[what] for beat in taken[-5:])
                 yield None if last <= first + more + more_of[what] else f"{name}: {what} from {first} to {last}"
 
