@@ -163,7 +163,7 @@ async def test_others_with_a_wrong_password_wait_and_say_so(
     async with locked_out(dsn, db) as (user_dsn, right):
         environ = {"PGWORKD_DSN": user_dsn, "PGWORKD_LOG_FORMAT": "json"}
         exporter = start("exporter", "--listen", f"127.0.0.1:{port}", **environ)
-        gateway = start("serve", "--listen", f"127.0.0.1:{free_port()}", "--auth", "none", "--with", "api", **environ)
+        gateway = start("serve", "--listen", f"127.0.0.1:{free_port()}", "--with", "api", **environ)  # asks for tokens
         workers = start("serve", "--listen", f"127.0.0.1:{free_port()}", "--auth", "none", **environ)
         scaler = start(*SCALE, **environ)
         await says_refused(exporter, "metrics", "password authentication failed")

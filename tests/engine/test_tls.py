@@ -63,15 +63,15 @@ def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
 class Front:
     """Accepts TLS connections on a port of its own and forwards them to the Postgres at `dsn`."""
 
-    def __init__(self, dsn: str, context: ssl.SSLContext) -> None:
-        self._url, self._context = urlsplit(dsn), context
+    def __init__(self, dsn: str, context: ssl.SSLContext, *, direct: bool) -> None:
+        self._url, self._context, self._direct = urlsplit(dsn), context, direct
         self.let_in = 0
         self.port = 0
         self._writers: list[asyncio.StreamWriter] = []
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Front]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context if self._direct else None)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -87,11 +87,12 @@ class Front:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # a client that does not trust us disconnects
-            if int.from_bytes((await reader.readexactly(8))[4:]) != 80877103:  # SSLRequest
-                writer.close()
-                return
-            writer.write(b"S")
-            reader, writer = await self._with_tls(writer.transport)
+            if not self._direct:
+                if int.from_bytes((await reader.readexactly(8))[4:]) != 80877103:  # SSLRequest
+                    writer.close()
+                    return
+                writer.write(b"S")
+                reader, writer = await self._with_tls(writer.transport)
             first = await reader.read(65536)  # in TLS 1.3 a client may still disconnect after the handshake
             self.let_in += bool(first)
             answers, back = await asyncio.open_connection(self._url.hostname, self._url.port)
@@ -126,13 +127,15 @@ Opens = Callable[..., contextlib.AbstractAsyncContextManager[Front]]
 def fronts(ca: trustme.CA, dsn: str) -> Opens:
     """Opens a front with a certificate for a name."""
 
-    def opens(name: str = NAME, client: trustme.CA | None = None) -> contextlib.AbstractAsyncContextManager[Front]:
+    def opens(
+        name: str = NAME, client: trustme.CA | None = None, *, direct: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[Front]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         ca.issue_cert(name).configure_cert(context)
         if client is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             client.configure_trust(context)
-        return Front(dsn, context).open()
+        return Front(dsn, context, direct=direct).open()
 
     return opens
 
@@ -184,6 +187,16 @@ async def test_a_wrong_host_name_is_refused(fronts: Opens, trusted: str) -> None
         assert "connect by a name in the certificate" in told
         assert front.let_in == 0
         assert await ask(front.dsn(f"sslrootcert={trusted}", "other.example")) == 1
+
+
+async def test_tls_from_the_first_byte_on_verifies_the_same_name(fronts: Opens, trusted: str) -> None:
+    query = f"sslnegotiation=direct&sslmode=verify-full&sslrootcert={trusted}"
+    async with fronts(direct=True) as front:
+        assert await ask(front.dsn(query)) == 1
+        assert front.let_in == 1
+    async with fronts("other.example", direct=True) as front:
+        assert "certificate" in await refusal(front.dsn(query))
+        assert front.let_in == 0
 
 
 @pytest.mark.parametrize("mode", ["prefer", "require"])
