@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_name
 
 from pgworkd.cli import (
     autoscale,
@@ -201,3 +202,18 @@ for _group in (app, *(added.typer_instance for added in app.registered_groups)):
     for _registered in _group.registered_commands if _group is not None else ():
         if _registered.callback not in (run.run, autoscale.autoscale):  # scripts add to the options of these
             _registered.cls = _Command
+
+
+def called(arguments: Sequence[str]) -> typer.Typer:
+    """The command line with the command or group alone that these arguments name, if they do.
+
+    To build all takes longer than most commands: 0.15 s of CPU.
+    """
+    name = arguments[0] if arguments else ""
+    commands = [
+        each for each in app.registered_commands if each.callback and get_command_name(each.callback.__name__) == name
+    ]
+    groups = [each for each in app.registered_groups if each.name == name]
+    if commands or groups:
+        app.registered_commands, app.registered_groups = commands, groups
+    return app

@@ -26,9 +26,9 @@ def main() -> None:
             stop_signals.stand_by()
         elif sys.argv[1:2] == ["bench"]:
             output.install("stderr")  # what it measures goes to standard output, and must arrive there
-        from pgworkd.cli.app import app  # takes long enough to be hit by a signal
+        from pgworkd.cli.app import called  # takes long enough to be hit by a signal
 
-        app()
+        called(sys.argv[1:])()
     except stop_signals.StopAsked:
         _leave(0, is_service=is_service)
     except SystemExit as leaving:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer.main
+from click.testing import CliRunner
 
+from pgworkd.cli.app import app, called
 from pgworkd.database import schema
-from tests.kits.cli import NOBODY, UUID_LINE, Shell, clean, run_bare, shell
+from tests.kits.cli import COMMAND, NOBODY, UUID_LINE, Shell, clean, run_bare, shell
 
 __all__ = ["clean", "shell"]  # fixtures
 
@@ -225,3 +228,15 @@ def test_timestamps_beyond_python_datetimes_are_shown(shell: Shell) -> None:
     whole = json.loads(shell("job", job_id, "--json").stdout)
     assert (whole["failed_at"], whole["claimed_at"]) == (None, None)
     assert whole["created_at"].startswith("20")
+
+
+def test_a_command_that_is_built_alone_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("registered_commands", "registered_groups"):
+        monkeypatch.setattr(app, name, getattr(app, name))
+    every = (app.registered_commands, app.registered_groups)
+    for name in ("", "--version", "stast", *COMMAND.commands):  # type: ignore[attr-defined]
+        app.registered_commands, app.registered_groups = every
+        alone = typer.main.get_command(called([name, "--help"]))
+        assert list(alone.commands) == ([name] if name in COMMAND.commands else list(COMMAND.commands))  # type: ignore[attr-defined]
+        helps = [CliRunner().invoke(command, [name, "--help"]) for command in (alone, COMMAND)]
+        assert [each.output for each in helps] == [helps[0].output] * 2
