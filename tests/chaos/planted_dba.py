@@ -63,8 +63,8 @@ BUGS = (
     ),
     sql(
         "looking up an id locks every day of the history",
-        "    IF v_to < v_from + interval '10 days' THEN\n",
-        "    IF false THEN\n",
+        "WHERE f.id = ANY (v_found) AND f.finished_at = ANY (v_found_at);",
+        "WHERE f.id = ANY (v_found);",
         tests="tests/sql/test_history_locks.py",
     ),
     sql(

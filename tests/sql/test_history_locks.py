@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime, timedelta
 
+import anyio
 import pytest
 
 from pgworkd.admin import queries, refusals
@@ -79,3 +80,18 @@ async def test_an_id_is_looked_for_in_few_days(long: Db) -> None:
     async with long.transaction():
         assert await depend(long, await one(long), *there.values()) == 0
         assert await long.fetchval(LOCKS) < 2 * FEW
+
+
+async def test_days_that_are_looked_through_are_locked_some_at_a_time(long: Db, other: Db) -> None:
+    """Not all at once: the table of locks has some 6,400 places, for all sessions together."""
+    pid, seen = await long.fetchval("SELECT pg_backend_pid()"), []
+
+    async def watch() -> None:
+        while True:
+            seen.append(await other.fetchval("SELECT count(*) FROM pg_locks WHERE pid = $1", pid))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await asked(long, QUESTIONS["result_of"], [uuid.uuid4()])
+        tasks.cancel_scope.cancel()
+    assert 50 < max(seen) <= FEW
