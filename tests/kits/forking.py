@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -202,8 +203,8 @@ def _fork_and_come_back(payload: dict[str, Any]) -> int | None:
 async def back_loop(payload: dict[str, Any]) -> int | None:
     """Of a coroutine; `await` gives the child's copy of the loop its turn."""
     if (pid := os.fork()) == 0:
-        if payload["how"] == "await":
-            await anyio.sleep(60)
+        while payload["how"] == "await":
+            await asyncio.sleep(0)  # anyio's, and any that is longer, asks for the running loop, and finds none
         come_back(payload["how"])
         return None
     with anyio.fail_after(15):

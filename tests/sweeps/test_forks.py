@@ -209,6 +209,7 @@ def test_a_child_that_comes_back_ends_and_is_no_second_daemon(launch: Launch, ds
     }
     runs = (place / "counts").read_text().split()
     assert len(runs) == len(set(runs)) == count
+    assert program.log.read_text().count("a forked child has come back to the event loop") == 1
     program.send(signal.SIGTERM)
     assert program.ends() == 0
     assert len(program.events("daemon.ready")) == len(program.events("daemon.stopped")) == 1
