@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.database.store import Store
 from pgworkd.words import events
 from tests.kits.daemon import daemon_of, insert, running, status, until, waits_for_status
 
@@ -83,12 +84,21 @@ async def test_a_job_that_was_claimed_ahead_expires(dsn: str, db: asyncpg.Connec
     assert job_id not in slot.ran
 
 
-async def test_a_job_of_a_kind_that_a_worker_does_not_know_expires(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    slot = Slot()
+async def test_a_job_of_a_kind_that_a_worker_does_not_know_expires(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, read, payloads = Slot(), list[Any](), Store.payloads
+
+    async def noted(self: Store, ids: Any, *args: Any, **how: Any) -> Any:
+        read.extend(ids)
+        return await payloads(self, ids, *args, **how)
+
+    monkeypatch.setattr(Store, "payloads", noted)
     async with running(slot.app, dsn) as (_, seen):
         job_id = await expiring(db, kind="new")
         await seen.wait(events.JOB_RELEASED, job_id=str(job_id))
         await until(waits_for_status(db, job_id, "expired"))
+    assert job_id not in read, "a job whose payload is read is about to begin"
 
 
 async def test_a_job_that_has_begun_is_retried_after_its_expiry(
