@@ -217,7 +217,7 @@ SOUND: dict[str, Callable[[], Evidence]] = {
     "a transaction": lambda: replace(clean(), rows=[row(kind="transact")], effects={JOB: 1}),
     "a steady daemon": lambda: with_notes(*BEATS),
     "handlers with children at the end": lambda: with_notes(
-        *BEATS[:25], BEATS[25], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[26:])
+        *BEATS[:26], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[26:])
     ),
 }  # fmt: skip
 
