@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NoReturn, Protocol
 
 
@@ -41,6 +42,8 @@ _handlers: dict[signal.Signals, Any] = {}
 """The signals that this program handles, and the handler that does."""
 _masks: dict[int, tuple[set[int | signal.Signals], Any]] = {}
 """By thread that is forking: its signal mask, and its running event loop."""
+_passing: ContextVar[tuple[int, ...]] = ContextVar("passing", default=())
+"""What a process that is forked in this context keeps."""
 
 
 def keep_private(what: HasFileno | int | None, *, opened: bool = False) -> None:
@@ -67,6 +70,19 @@ def opening() -> Iterator[None]:
         yield
     finally:
         _opening.remove(before)
+
+
+@contextlib.contextmanager
+def passing(*descriptors: int) -> Iterator[None]:
+    """Within the block this task executes a program, which keeps these private descriptors; what others fork does not.
+
+    For uvloop, which calls Python's hooks for the fork before an execution, as if a handler had forked.
+    """
+    token = _passing.set(descriptors)
+    try:
+        yield
+    finally:
+        _passing.reset(token)
 
 
 def handle_signals(*numbers: signal.Signals) -> None:
@@ -165,6 +181,8 @@ def _in_child() -> None:
         if signal.getsignal(number) is handler:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     _handlers.clear()
+    for descriptor in _passing.get():
+        _ours.pop(descriptor, None)
     _blank()
     if loop is not None:
         loop.call_soon(_stray)  # a copy of the loop would be a second daemon under the same registration

@@ -83,9 +83,16 @@ BUGS = (
     python(
         "handler processes are not waited for",
         "engine/run/liveness_pipe",
-        "os.dup(number) for number in _fds]",
-        "os.dup(number) for number in ()]",
+        '        yield {"pass_fds"',
+        '        yield {} and {"pass_fds"',
         tests="tests/engine/test_supervisor_deaths.py",
+    ),
+    python(
+        "what a handler forks keeps the pipe while a handler process is started",
+        "process/forks",
+        "    token = _passing.set(descriptors)\n",
+        "    token = _passing.set(descriptors)\n    [_ours.pop(each, None) for each in descriptors]\n",
+        tests="tests/unit/test_forks.py",
     ),
     python(
         "a child that comes back from a coroutine is a second daemon",

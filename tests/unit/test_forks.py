@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 BEGIN = """
 import os, signal, socket, sys, threading, time
 from pgworkd.process import forks
@@ -214,3 +216,55 @@ for _ in range(60):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 assert heard == []
 """)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_only_the_program_that_is_executed_keeps_the_liveness_pipe(loop: str) -> None:
+    """Handlers fork while it is started: in a thread, and in the loop."""
+    text = """
+import anyio, signal
+from pgworkd.engine.run import liveness_pipe
+
+read, write = os.pipe()
+forks.keep_private(read)
+os.environ[liveness_pipe.VARIABLE] = str(write)
+liveness_pipe.hold()
+leads_to, forked = os.fstat(write), []
+
+def fork():
+    began, begins = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(begins, b"x")
+        time.sleep(60)
+        os._exit(0)
+    forked.append(pid)
+    os.read(began, 1)
+
+async def fork_in_loop():
+    fork()
+    await anyio.sleep(0)
+    fork()
+
+def holds(pid):
+    return any(os.path.samestat(os.stat(each), leads_to) for each in os.scandir(f"/proc/{pid}/fd"))
+
+async def main():
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fork_in_loop)
+        with liveness_pipe.passed_on() as more:
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+            program = await anyio.open_process(["sleep", "60"], **more)
+        tasks.start_soon(fork_in_loop)
+    try:
+        assert len(forked) == 5 and not any(map(holds, forked))
+        assert holds(program.pid)
+    finally:
+        for pid in [*forked, program.pid]:
+            os.kill(pid, signal.SIGKILL)
+
+anyio.run(main, backend_options={"use_uvloop": LOOP})
+"""
+    passes(text.replace("LOOP", str(loop == "uvloop")))

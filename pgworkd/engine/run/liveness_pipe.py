@@ -31,12 +31,8 @@ def hold() -> None:
 @contextlib.contextmanager
 def passed_on() -> Iterator[dict[str, Any]]:
     """Arguments for starting, within the block, a process that runs handlers, so that it holds the pipe, too."""
-    copies = [os.dup(number) for number in _fds]  # the private ones would not survive the fork before its exec
-    try:
-        yield {"pass_fds": copies, "env": {**os.environ, VARIABLE: str(copies[0])}} if copies else {}
-    finally:
-        for number in copies:
-            os.close(number)
+    with forks.passing(*_fds):
+        yield {"pass_fds": _fds, "env": {**os.environ, VARIABLE: str(_fds[0])}} if _fds else {}
 
 
 async def gone(end: int) -> None:
