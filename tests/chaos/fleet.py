@@ -234,7 +234,7 @@ class Fleet:
 
     async def is_born(self, member: Member) -> None:
         """Waits until it has a handler for SIGTERM: before that, the signal kills Python."""
-        with anyio.move_on_after(10):
+        with anyio.move_on_after(30):
             while member.alive and not self.has_noted(member.name):
                 await anyio.sleep(0.01)
 

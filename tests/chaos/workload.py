@@ -146,6 +146,11 @@ def thread(payload: dict[str, Any], job: Job) -> dict[str, int]:
     return result(job)
 
 
+def _quietly() -> None:
+    """In a child: it prints nothing, such as that its pipe is broken, as the daemon was killed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 FORKS = ("terminated", "killed", "joined", "left", "pool")
 
 
@@ -155,7 +160,7 @@ def forks(payload: dict[str, Any], job: Job) -> dict[str, int]:
     context, how = multiprocessing.get_context("fork"), payload["how"]
     with recorded(job):
         if how == "pool":
-            with context.Pool(2) as pool:  # which is terminated
+            with context.Pool(2, _quietly) as pool:  # which is terminated
                 pool.map_async(time.sleep, [payload["seconds"] / 4] * 4).get(POOL_S_MAX)
             return result(job)
         child = context.Process(target=time.sleep, args=(payload["seconds"],))
