@@ -22,7 +22,6 @@ import asyncpg
 from pgworkd import App, Job
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
-from tests.kits import warm
 from tests.kits.daemon import made, quick_options
 
 TABLES = """
@@ -128,7 +127,7 @@ def daemon_process(dsn: str, log: Any = subprocess.DEVNULL, **changes: float) ->
     `embedded=1`: a daemon in a process that belongs to its host.
     """
     arguments = [f"{key}={value}" for key, value in changes.items()]
-    process = warm.Popen([sys.executable, "-m", "tests.kits.process", dsn, *arguments], stderr=log)
+    process = subprocess.Popen([sys.executable, "-m", "tests.kits.process", dsn, *arguments], stderr=log)
     try:
         yield process
     finally:
