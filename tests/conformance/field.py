@@ -20,7 +20,6 @@ from typing import Any
 
 import asyncpg
 
-from tests.kits import warm
 from tests.kits.gateway import token
 from tests.kits.proxy import Proxy
 
@@ -44,7 +43,7 @@ class Gateway:
         """Starts it, and returns when it answers."""
         command = [sys.executable, "-m", "pgworkd.cli", "serve", "--listen", f"127.0.0.1:{self.port}"]
         with tempfile.TemporaryFile("w+b") as log:
-            self._process = warm.Popen(command, env=self._environ, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, env=self._environ, stdout=log, stderr=log)
             said = b""
             while b"http.listening" not in said:
                 assert self._process.poll() is None, said.decode()

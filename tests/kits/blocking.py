@@ -25,7 +25,6 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.words import log
-from tests.kits import warm
 from tests.kits.commands import lives
 from tests.kits.daemon import quick_options
 
@@ -116,7 +115,7 @@ def started(dsn: str, queue: str, log_file: Path, **changes: float) -> subproces
     arguments = [f"{key}={value}" for key, value in changes.items()]
     command = [sys.executable, "-m", "tests.kits.blocking", dsn, queue, *arguments]
     with log_file.open("ab") as file:
-        return warm.Popen(command, stderr=file)
+        return subprocess.Popen(command, stderr=file)
 
 
 if __name__ == "__main__":

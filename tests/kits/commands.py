@@ -21,7 +21,6 @@ import asyncpg
 import psycopg
 import pytest
 
-from tests.kits import warm
 from tests.kits.daemon import LIMIT_S, until
 
 NOWHERE = "postgresql://nobody:c4n4ry@127.0.0.1:1/nothing"
@@ -50,7 +49,7 @@ class Command:
         self, directory: Path, args: tuple[str, ...], environ: dict[str, str], stdout: Any, program: tuple[str, ...]
     ) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PGWORKD_")}
-        self.process = warm.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, *program, *args],
             cwd=directory,
             env=clean | environ,

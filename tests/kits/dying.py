@@ -19,7 +19,6 @@ from pgworkd.alerts.digest import Digest
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
-from tests.kits import warm
 from tests.kits.daemon import quick_options
 
 QUEUES = ("mail", "bills", "search", "images")
@@ -61,7 +60,7 @@ def app_of(dsn: str) -> App:
 @contextlib.contextmanager
 def dying_daemon(dsn: str) -> Iterator[subprocess.Popen[bytes]]:
     """Starts one; it is killed at the end if it is still alive."""
-    process = warm.Popen([sys.executable, "-m", "tests.kits.dying", dsn], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "tests.kits.dying", dsn], stderr=subprocess.DEVNULL)
     try:
         yield process
     finally:

@@ -18,7 +18,6 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.http.app import Application
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.words.access import SCOPES
-from tests.kits import warm
 
 LIMIT_S = 30.0
 Scopes = Mapping[str, Sequence[str] | None]
@@ -85,7 +84,7 @@ def served(
     """`pgworkd serve` on a free port, and its address; stopped gracefully at the end."""
     command = [sys.executable, "-m", *module, "--listen", "127.0.0.1:0", *flags]
     env = os.environ | {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json"} | environ
-    process = warm.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
         seen = []

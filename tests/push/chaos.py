@@ -23,7 +23,6 @@ from typing import Any
 import asyncpg
 
 from pgworkd.database import schema
-from tests.kits import warm
 from tests.kits.downstream import Downstream, serving
 from tests.kits.push import put_endpoint
 from tests.kits.server import create_empty_database, free_port, start_test_server
@@ -45,7 +44,7 @@ class Process:
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        return warm.Popen(self._command, env=os.environ | self._environ, stdout=self._log, stderr=self._log)
+        return subprocess.Popen(self._command, env=os.environ | self._environ, stdout=self._log, stderr=self._log)
 
     def kill(self) -> None:
         """Kills it; another one takes its place."""

@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.kits import warm
-
 LIMIT_S = 30.0
 
 
@@ -23,7 +21,7 @@ def pushing_process(dsn: str, *flags: str, **environ: str) -> Iterator[subproces
     command = [sys.executable, "-m", "pgworkd.cli", "push", *flags]
     env = os.environ | {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json", "PGWORKD_SHUTDOWN_S": "5"} | environ
     with tempfile.NamedTemporaryFile() as log:
-        process = warm.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=log)
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=log)
         try:
             _wait_until_ready(process, Path(log.name))
             yield process
