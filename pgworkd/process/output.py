@@ -135,6 +135,7 @@ class _Sink(io.RawIOBase):
         self._size = 0  # of all pieces, in bytes
         self._dropped = 0  # lines
         self._lock = threading.RLock()  # a finaliser may print in the middle of a write
+        self._writing = threading.Lock()  # held by the thread from when it takes pieces until they are written
         self._filled = threading.Event()
         self._awake = False
         self._thread: threading.Thread | None = None
@@ -192,15 +193,22 @@ class _Sink(io.RawIOBase):
     def begin_anew(self) -> None:
         """In a forked child: what is buffered is for its parent to write, and it may have redirected its streams."""
         self._lock, self._fd, self._pieces, self._size, self._dropped = threading.RLock(), self._number, [], 0, 0
+        self._writing = threading.Lock()
         self.write_directly(LAST_S)
 
     def write_directly(self, patience_s: float) -> None:
         """From now on each write waits this long, if the reader does not take more, and drops the rest."""
         self._patience_s = patience_s
-        with self._lock:
-            left, self._pieces = self._pieces, []
-        for piece in left:
-            self._write_now(piece, self._patience_s)
+        if not self._writing.acquire(timeout=patience_s):
+            self._patience_s = 0.0
+            return  # the thread waits for the reader, with what came before
+        try:
+            with self._lock:
+                left, self._pieces = self._pieces, []
+            for piece in left:
+                self._write_now(piece, self._patience_s)
+        finally:
+            self._writing.release()
 
     def _write_now(self, piece: bytes, patience_s: float) -> None:
         for start in range(0, len(piece), PIECE_BYTES):
@@ -228,18 +236,19 @@ class _Sink(io.RawIOBase):
 
     def _take(self) -> bool:
         """Writes what there is; False if there was nothing."""
-        with self._lock:
-            if not self._pieces:
-                self._awake = False
-                return False
-            data, self._pieces = b"".join(self._pieces), []
-        rest = self._write_all(memoryview(data))
-        with self._lock:
-            self._size -= len(data) - len(rest)
-            if rest:
-                self._pieces.insert(0, bytes(rest))
-            dropped = 0 if self.fails else self._dropped
-            self._dropped -= dropped
+        with self._writing:
+            with self._lock:
+                if not self._pieces:
+                    self._awake = False
+                    return False
+                data, self._pieces = b"".join(self._pieces), []
+            rest = self._write_all(memoryview(data))
+            with self._lock:
+                self._size -= len(data) - len(rest)
+                if rest:
+                    self._pieces.insert(0, bytes(rest))
+                dropped = 0 if self.fails else self._dropped
+                self._dropped -= dropped
         if dropped and on_recovery is not None:
             with contextlib.suppress(
                 Exception

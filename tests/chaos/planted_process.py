@@ -145,6 +145,13 @@ BUGS = (
         tests="tests/unit/test_output.py",
     ),
     python(
+        "the last words are lost that the writing thread has taken",
+        OUTPUT,
+        "        with self._writing:\n",
+        "        if True:\n",
+        tests="tests/unit/test_output.py",
+    ),
+    python(
         "a stuck log takes all memory",
         OUTPUT,
         "            if self._size + len(piece) > BUFFER_BYTES and self._size:\n",

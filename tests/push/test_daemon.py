@@ -90,7 +90,7 @@ LINES = {
     **{f"{status}": Line(answer_of(status), "failed", f"HTTP {status}") for status in (408, 425, 429, 500, 502, 504)},
     "503, later": Line(answer_of(503, retry_after="120"), "failed", "HTTP 503", due_s=(110, 121)),
     "503, at once": Line(answer_of(503, retry_after="0"), "dead", "HTTP 503", max_attempts=2),
-    "429, at a date": Line(answer_of(429, retry_after=_in(3600)), "failed", "HTTP 429", due_s=(2000, 3601)),
+    "429, at a date": Line(answer_of(429, retry_after=_in(80_000)), "failed", "HTTP 429", due_s=(60_000, 80_001)),
     "500, in ten years": Line(answer_of(500, retry_after="315360000"), "failed", due_s=(86_300, 86_401)),
     "500, before now": Line(answer_of(500, retry_after="-5"), "failed", due_s=(0, 60)),
     "500, the last time": Line(answer_of(500), "dead", "HTTP 500", max_attempts=1),

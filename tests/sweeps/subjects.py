@@ -161,10 +161,15 @@ def _autoscale(stage: Stage) -> list[str]:
     return ["autoscale", *flags, "--", "sh", "-c", "echo $$ >> up; exec sleep 60"]
 
 
+def _started(stage: Stage) -> list[str]:
+    file = stage.place / "up"
+    return file.read_text().split() if file.exists() else []
+
+
 def _replaced(stage: Stage) -> Callable[[], Any]:
-    pids = (stage.place / "up").read_text().split()
+    pids = _started(stage)
     os.kill(int(pids[-1]), 15)
-    return lambda: len((stage.place / "up").read_text().split()) > len(pids)
+    return lambda: len(_started(stage)) > len(pids)
 
 
 def _asked(stage: Stage, sql: str) -> Any:
@@ -206,7 +211,7 @@ SUBJECTS = {
             lambda s: s.answers("/healthz"),
             _asks("/metrics", 5),
         ),
-        Subject("autoscale", _autoscale, lambda s: (s.place / "up").exists(), _replaced),
+        Subject("autoscale", _autoscale, lambda s: _started(s) != [], _replaced),
         Subject(
             "dev",
             lambda s: ["dev", f"--data={s.data}"],

@@ -273,7 +273,7 @@ print("written")
 
 
 @pytest.mark.parametrize("form", ["json", None])
-@pytest.mark.parametrize("state", ["read", "stuck", "broken", "the log hangs"])
+@pytest.mark.parametrize("state", ["read", "about to write", "stuck", "broken", "the log hangs"])
 def test_a_process_that_has_to_end_ends_whatever_becomes_of_its_last_words(state: str, form: str | None) -> None:
     read, write = small_pipe()
     if state == "broken":
@@ -289,6 +289,9 @@ if {state!r} == "the log hangs":
 if {state!r} == "stuck":
     for n in range(1000):
         print("{LINE}", file=sys.stderr)
+if {state!r} == "about to write":  # the thread has taken the line, and is not given the processor
+    room = output._Sink._room
+    output._Sink._room = lambda self: (time.sleep(0.02), room(self))[1]
 with open("/proc/self/fd/1", "w") as told:
     told.write(str(time.monotonic()))
 end_process("the test is over")
@@ -302,10 +305,10 @@ end_process("the test is over")
     assert process.wait(20) == 1
     if state != "broken":
         said = all_of(read).decode()
-        if state == "read" and form:
+        if state in ("read", "about to write") and form:
             assert json.loads(said)["event"] == "daemon.aborted"
             assert json.loads(said)["reason"] == "the test is over"
-        elif state == "read":
+        elif state in ("read", "about to write"):
             assert said == "pgworkd: daemon.aborted reason=the test is over\n"
 
 
