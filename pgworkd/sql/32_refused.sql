@@ -13,21 +13,20 @@ BEGIN
         HINT = 'It returns NULL instead of the row, or undoes what is to be changed.';
 END $$;
 
--- Sets a row aside, for 10 s, doubled each time, at most 10 min, and for that if a trial takes as
--- long as a statement may. p_what: the function that tried; p_key: mostly an id. Locks the row in
+-- Sets a row aside, for 10 s, doubled each time, at most 10 min. Where a trial takes as long as a
+-- statement may, it is 10 min from the second time on: the first may have met a lock on all jobs
+-- that is gone by now. p_what: the function that tried; p_key: mostly an id. Locks the row in
 -- refused_rows.
 CREATE OR REPLACE FUNCTION refuse(p_what text, p_key text, p_sqlstate text, p_error text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_first_s int := CASE WHEN is_no_rows_fault(p_sqlstate) THEN 600 ELSE 10 END;
 BEGIN
     INSERT INTO refused_rows AS r (what, key, sqlstate, error, until)
-    VALUES (p_what, p_key, p_sqlstate, left(p_error, 1000),
-            clock() + make_interval(secs => v_first_s))
+    VALUES (p_what, p_key, p_sqlstate, left(p_error, 1000), clock() + interval '10 s')
     ON CONFLICT (what, key) DO UPDATE SET
         sqlstate = excluded.sqlstate, error = excluded.error, times = r.times + 1,
-        until = clock() + least(600, v_first_s * 2 ^ least(r.times, 10)) * interval '1 s';
+        until = clock() + CASE WHEN is_no_rows_fault(p_sqlstate) THEN 600
+                               ELSE least(600, 10 * 2 ^ least(r.times, 10)) END * interval '1 s';
 END $$;
 
 -- True if an error is no row's fault: a lock, a deadlock, a timeout, insufficient resources, a

@@ -24,6 +24,12 @@ BUGS = (
         tests=f"{_CLAIMS} -k gateway",
     ),
     sql(
+        "a job is set aside for ten minutes for a lock that was released meanwhile",
+        "left(p_error, 1000), clock() + interval '10 s')",
+        "left(p_error, 1000), clock() + interval '600 s')",
+        tests=_CLAIMS_SQL,
+    ),
+    sql(
         "a careful claim takes what is set aside",
         "WHERE r.what = p_what AND r.key = p_key AND r.until > clock());",
         "WHERE r.what = p_what AND r.key = p_key AND r.until > clock() AND p_what <> 'claim');",

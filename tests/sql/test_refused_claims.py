@@ -152,8 +152,11 @@ async def test_an_error_that_is_no_row_s_fault_sets_nothing_aside(db: Db) -> Non
     with pytest.raises(asyncpg.LockNotAvailableError):
         await set_aside(db, worker_id)
     assert await refused_rows(db) == {}
-    assert await set_aside(db, worker_id, "it waited", "57014") == 1, "unless the claim has said so twice"
     until = "SELECT extract(epoch FROM until - pgworkd.clock())::int FROM pgworkd.refused_rows"
+    assert await set_aside(db, worker_id, "it waited", "57014") == 1, "unless the claim has said so twice"
+    assert await db.fetchval(until) == 10, "a lock may have been the reason, and be gone"
+    await db.execute("UPDATE pgworkd.refused_rows SET until = pgworkd.clock()")
+    await set_aside(db, worker_id, "it waited", "57014")
     assert await db.fetchval(until) == 600, "each trial takes as long as a statement may"
 
 
