@@ -43,7 +43,7 @@ TABLES = """
 EXPLAINED = """
     SELECT f.id, f.status::text, f.attempts, f.failures,
            (SELECT count(*) FROM jsonb_array_elements(f.errors) e WHERE e ->> 'type' = 'lost') AS lost,
-           (SELECT count(*) FROM given_back g WHERE g.job = f.id) AS given_back
+           (SELECT count(*) FROM given_back g WHERE g.job = f.id) AS given_back, to_jsonb(f)::text AS whole
     FROM pgworkd.finished_jobs f"""
 """Finished jobs and the fate of each attempt: a daemon that stalls releases the prefetched jobs it has not started."""
 

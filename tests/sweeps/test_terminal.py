@@ -44,6 +44,7 @@ class Terminal:
         """For a program in it; without `output`, its streams lead elsewhere."""
 
         def control() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
             fcntl.ioctl(os.open(self._name, os.O_RDWR), termios.TIOCSCTTY, 0)
 
         streams = {"stdin": self._slave, "stdout": self._slave, "stderr": self._slave} if output else {}
