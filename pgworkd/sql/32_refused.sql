@@ -13,10 +13,9 @@ BEGIN
         HINT = 'It returns NULL instead of the row, or undoes what is to be changed.';
 END $$;
 
--- Sets a row aside, for 10 s, doubled each time, at most 10 min. Where a trial takes as long as a
--- statement may, it is 10 min from the second time on: the first may have met a lock on all jobs
--- that is gone by now. p_what: the function that tried; p_key: mostly an id. Locks the row in
--- refused_rows.
+-- Sets a row aside, for 10 s, doubled each time, at most 10 min; also where a trial took as long as
+-- a statement may, as a lock on all jobs may have been the reason, and be gone by now. p_what: the
+-- function that tried; p_key: mostly an id. Locks the row in refused_rows.
 CREATE OR REPLACE FUNCTION refuse(p_what text, p_key text, p_sqlstate text, p_error text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -25,8 +24,7 @@ BEGIN
     VALUES (p_what, p_key, p_sqlstate, left(p_error, 1000), clock() + interval '10 s')
     ON CONFLICT (what, key) DO UPDATE SET
         sqlstate = excluded.sqlstate, error = excluded.error, times = r.times + 1,
-        until = clock() + CASE WHEN is_no_rows_fault(p_sqlstate) THEN 600
-                               ELSE least(600, 10 * 2 ^ least(r.times, 10)) END * interval '1 s';
+        until = clock() + least(600, 10 * 2 ^ least(r.times, 10)) * interval '1 s';
 END $$;
 
 -- True if an error is no row's fault: a lock, a deadlock, a timeout, insufficient resources, a

@@ -130,10 +130,11 @@ async def test_a_rate_per_key_does_not_slow_other_keys(dsn: str, db: asyncpg.Con
     async with fleet(log, dsn, "ab"):
         await fill(db, 22, "limit_key", *"uvwxyz")
         await all_finished(db)
+    # of the claims, not of the handlers
     by_key = "SELECT count(*), extract(epoch FROM max(started_at) - min(started_at)) FROM pgworkd.finished_jobs"
-    for count, took_s in await db.fetch(f"{by_key} GROUP BY limit_key"):
-        assert count == 22
-        assert took_s > 0.9
+    claims = await db.fetch(f"{by_key} GROUP BY limit_key")
+    assert [count for count, _ in claims] == [22] * 6
+    assert min(took_s for _, took_s in claims) > 0.9
     assert log.took() < 3  # one after another: 6
 
 
