@@ -29,7 +29,8 @@ app = App()
 _kept: list[Any] = []
 _turn = threading.RLock()
 """For one process at a time: a fork inherits the pipe by which subprocess waits for an exec, and of two looks at a
-child's exit code at once, multiprocessing takes one for the loss of its fork server."""
+child's exit code at once, one of which each start of a process takes at all children, multiprocessing takes one for
+the loss of its fork server, or says None."""
 Code = Callable[[], int | None]
 
 
@@ -234,7 +235,8 @@ def quickly() -> list[int | None]:
         child.start()
         child.terminate()
         child.join(10)
-        codes.append(child.exitcode)
+        with _turn:
+            codes.append(child.exitcode)
     return codes
 
 

@@ -36,7 +36,7 @@ TABLES = """
         RETURN NULL;
     END $$;
     CREATE TRIGGER given_back AFTER UPDATE ON pgworkd.jobs FOR EACH ROW
-    WHEN (OLD.status = 'running' AND NEW.status <> 'running' AND NEW.failures = OLD.failures)
+    WHEN (OLD.status = 'running' AND NEW.status::text IN ('pending', 'blocked') AND NEW.failures = OLD.failures)
     EXECUTE FUNCTION note_given_back();
 """
 
