@@ -40,6 +40,9 @@ on_recovery: Callable[[str, int], None] | None = None
 """Called in the writing thread with the stream's name and the count of dropped lines, once lines are taken again."""
 _sinks: dict[str, _Sink] = {}
 _streams: dict[str, io.TextIOWrapper] = {}
+_writing: dict[tuple[int, int], threading.Lock] = {}
+"""By device and inode of a stream, as two may be the same pipe: held from when a thread takes lines until they are
+written."""
 
 
 def open_missing() -> None:
@@ -110,6 +113,11 @@ def say(text: str) -> None:
 def _finish() -> None:
     drain()
     write_directly(0.0)  # what is printed from now on: no thread runs any more
+    for name, stream in _streams.items():
+        # Python exits with 120 where it cannot flush what the application has left here
+        with contextlib.suppress(Exception):
+            getattr(sys, name).flush()
+        setattr(sys, name, stream)
 
 
 def _in_child() -> None:
@@ -129,13 +137,13 @@ class _Sink(io.RawIOBase):
         self.name, self._number = name, {"stdout": 1, "stderr": 2}[name]
         self._fd = os.dup(self._number)  # the application may close its own, whose number is used again then
         forks.keep_private(self._fd)
-        mode = os.fstat(self._fd).st_mode
-        self._is_shared = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(self._fd)  # others take all at once
+        file = os.fstat(self._fd)
+        self._is_shared = stat.S_IFMT(file.st_mode) in (stat.S_IFIFO, stat.S_IFSOCK) or os.isatty(self._fd)
         self._pieces: list[bytes] = []
         self._size = 0  # of all pieces, in bytes
         self._dropped = 0  # lines
         self._lock = threading.RLock()  # a finaliser may print in the middle of a write
-        self._writing = threading.Lock()  # held by the thread from when it takes pieces until they are written
+        self._writing = _writing.setdefault((file.st_dev, file.st_ino), threading.Lock())
         self._filled = threading.Event()
         self._awake = False
         self._thread: threading.Thread | None = None
@@ -271,7 +279,7 @@ class _Sink(io.RawIOBase):
 
     def _piece(self, data: memoryview) -> memoryview:
         """The first part to write: lines as a whole, or the first line."""
-        most = self._room() if self._is_shared else len(data)
+        most = self._room() if self._is_shared else len(data)  # others take all at once
         if len(data) <= most:
             return data
         end = bytes(data[:most]).rfind(b"\n") + 1

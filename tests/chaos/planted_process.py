@@ -138,6 +138,20 @@ BUGS = (
         tests="tests/sweeps/test_streams.py",
     ),
     python(
+        "the exit code tells of what the application has left as standard output",
+        OUTPUT,
+        "        setattr(sys, name, stream)\n",
+        "        pass\n",
+        tests="tests/unit/test_output_left.py",
+    ),
+    python(
+        "a print is written into a long line of the log",
+        OUTPUT,
+        "_writing.setdefault((file.st_dev, file.st_ino), threading.Lock())",
+        "threading.Lock()",
+        tests="tests/unit/test_output.py",
+    ),
+    python(
         "nobody is told of lines that were dropped",
         OUTPUT,
         "        if dropped and on_recovery is not None:\n",

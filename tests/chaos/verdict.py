@@ -28,7 +28,7 @@ def check(function: Callable[[Evidence], Iterable[str | None]]) -> Check:
         said = list(function(evidence))
         return Verdict(len(said), [each for each in said if each is not None])
 
-    CHECKS[str(function.__doc__).rstrip(".")] = judge
+    CHECKS[str(function.__doc__).splitlines()[0].rstrip(".")] = judge
     judge.__name__ = function.__name__
     return judge
 

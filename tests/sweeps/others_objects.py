@@ -234,7 +234,6 @@ async def play(thing: Thing, dsn: str, user: str) -> list[str]:
         async with running(life.app(), user, periods=PERIODS) as (_, seen):
             wrong = [*await _beside(db, life), *([] if thing.hides else await _named(db, seen))]
             await db.execute(thing.drop)
-            await db.execute("UPDATE pgworkd.refused_rows SET until = clock_timestamp()")
             wrong += await _after(db, life, thing)
         return [*wrong, *_twice(life)]
     finally:
@@ -293,6 +292,8 @@ async def _after(db: Any, life: Life, thing: Thing) -> list[str]:
     """What is not done once the object is gone."""
 
     async def left() -> list[str]:
+        # what was refused just before may be noted only now
+        await db.execute("UPDATE pgworkd.refused_rows SET until = clock_timestamp() WHERE until > clock_timestamp()")
         refused = await db.fetchval(f"SELECT count(*) FROM pgworkd.jobs WHERE {REFUSED}") or "changes id" in thing.name
         live = await db.fetch(
             f"SELECT id, status::text, kind, error FROM pgworkd.jobs WHERE {LIVE} AND schedule IS NULL"

@@ -29,6 +29,9 @@ FILL = """INSERT INTO pgworkd.jobs (queue, serialize_key, payload)
 OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
 COMPLETED = "SELECT count(*) FROM pgworkd.finished_jobs WHERE status = 'completed' AND payload->>'part' = $1"
 
+TOLD = """SELECT id, payload, started_at, attempts, failures, errors FROM pgworkd.finished_jobs
+    WHERE id = ANY ($1::text[]::uuid[])"""
+
 
 class Fleet:
     """An app, how often each of its jobs ran, and which daemons would have ended their process."""
@@ -89,7 +92,8 @@ async def test_daemons_survive_a_dump_restored_in_place(dsn: str, db: asyncpg.Co
         for part in ("known", "new"):
             assert await db.fetchval(COMPLETED, part) == JOBS
         dumped = set(map(str, [row["id"] for row in done_by_then]))
-        assert max(fleet.runs.values()) <= 2
+        thrice = [each for each, count in fleet.runs.items() if count > 2]
+        assert thrice == [], [tuple(row) for row in await db.fetch(TOLD, thrice)]
         assert sum(fleet.runs[each] == 1 for each in dumped) >= 60, "what the dump knew to be done is not done again"
     assert fleet.ended == []
 
