@@ -142,14 +142,14 @@ BUGS = (
         OUTPUT,
         "        setattr(sys, name, stream)\n",
         "        pass\n",
-        tests="tests/unit/test_output_left.py",
+        tests="tests/unit/test_output_streams.py",
     ),
     python(
         "a print is written into a long line of the log",
         OUTPUT,
         "_writing.setdefault((file.st_dev, file.st_ino), threading.Lock())",
         "threading.Lock()",
-        tests="tests/unit/test_output.py",
+        tests="tests/unit/test_output_streams.py",
     ),
     python(
         "nobody is told of lines that were dropped",

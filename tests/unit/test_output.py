@@ -150,25 +150,6 @@ output.drain(30)
     assert len(lines) == 9000
 
 
-def test_long_lines_of_two_streams_are_not_torn_in_one_full_pipe() -> None:
-    read, write = small_pipe()
-    text = """
-for n in range(90):
-    sys.stderr.write("a" * 9999 + chr(10))
-    print("b" * 99)
-    time.sleep(0.001)
-output.drain(30)
-"""
-    process = program(text, stdout=write, stderr=write)
-    os.close(write)
-    received = b""
-    with os.fdopen(read, "rb", buffering=0) as file:
-        while piece := file.read(1000):
-            received += piece
-    assert process.wait() == 0
-    assert sorted(received.splitlines()) == [b"a" * 9999] * 90 + [b"b" * 99] * 90
-
-
 def test_a_pipe_that_another_program_has_made_non_blocking_loses_nothing() -> None:
     read, write = small_pipe()
     os.set_blocking(write, False)
