@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_long_lines_of_two_streams_are_not_torn_in_one_full_pipe() -> None:
 for n in range(90):
     sys.stderr.write("a" * 9999 + chr(10))
     print("b" * 99)
-    time.sleep(0.001)
+    time.sleep(0.005)
 output.drain(30)
 """
     process = program(text, stdout=write, stderr=write)
@@ -42,5 +43,6 @@ output.drain(30)
     with os.fdopen(read, "rb", buffering=0) as file:
         while piece := file.read(1000):
             received += piece
+            time.sleep(0.0005)
     assert process.wait() == 0
     assert sorted(received.splitlines()) == [b"a" * 9999] * 90 + [b"b" * 99] * 90
