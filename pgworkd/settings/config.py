@@ -91,7 +91,7 @@ class Settings(BaseSettings):
         ge=5,
         le=3600,
         description="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds, "
-        "by a daemon that has been up for as long",
+        "by a daemon that has been up for as long; more than 2 × command_timeout_s",
     )
     heartbeat_s: float = Field(
         10, ge=1, le=1200, description="Seconds between renewals of the lease; at most lease_s / 3"
