@@ -94,18 +94,22 @@ class SimulatedStore:
         ids: Sequence[UUID],
         attempts: Sequence[int],
         *_: object,
-        **_skip: bool,
+        skip_locked: bool = False,
+        **_how: bool,
     ) -> list[UUID]:
-        return await self._settle("completed", len(ids), lambda: self._table.completed(ids, attempts))
+        return await self._settle(
+            "completed", len(ids), lambda: self._table.completed(ids, attempts, skip_locked=skip_locked)
+        )
 
     async def settle_failed(
         self,
         failed: Sequence[FailedAttempt],
         following: Sequence[Occurrence] = (),
         worker_id: int | None = None,
-        **_skip: bool,
+        skip_locked: bool = False,
+        **_how: bool,
     ) -> dict[UUID, str]:
-        return await self._settle("failed", len(failed), lambda: self._table.failed(failed))
+        return await self._settle("failed", len(failed), lambda: self._table.failed(failed, skip_locked=skip_locked))
 
     async def settle_released(
         self,
@@ -115,10 +119,13 @@ class SimulatedStore:
         _: Sequence[str | None],
         worker_id: int | None = None,
         _begun: Sequence[bool] | None = None,
-        **_skip: bool,
+        skip_locked: bool = False,
+        **_how: bool,
     ) -> set[UUID]:
-        released = await self._settle("released", len(ids), lambda: self._table.released(ids, attempts, delays_s))
-        return set(released)
+        def act() -> list[UUID]:
+            return self._table.released(ids, attempts, delays_s, skip_locked=skip_locked)
+
+        return set(await self._settle("released", len(ids), act))
 
     async def settle_ended(
         self,
@@ -127,9 +134,19 @@ class SimulatedStore:
         statuses: Sequence[str],
         _: Sequence[str | None],
         worker_id: int | None = None,
-        **_skip: bool,
+        skip_locked: bool = False,
+        **_how: bool,
     ) -> set[UUID]:
-        return set(await self._settle("ended", len(ids), lambda: self._table.ended(ids, attempts, statuses)))
+        def act() -> list[UUID]:
+            return self._table.ended(ids, attempts, statuses, skip_locked=skip_locked)
+
+        return set(await self._settle("ended", len(ids), act))
+
+    async def still_running(
+        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
+    ) -> set[UUID]:
+        rows = await self._settles.call("still_running", lambda: self._table.still_running(ids, attempts))
+        return {row.id for row in rows}
 
     async def _settle(self, verb: str, count: int, act: Callable[[], T]) -> T:
         self._watcher.settling(verb, count)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt
-from pgworkd.errors import WorkerLost
+from pgworkd.errors import DatabaseBusy, WorkerLost
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's clock is at 0."""
@@ -99,6 +99,8 @@ class Table:
     pools: dict[tuple[int, str], bool] = field(default_factory=dict)
     """Whether a pool is idle, by worker and queue."""
     queues: dict[str, Queue] = field(default_factory=dict)
+    locked: set[UUID] = field(default_factory=set)
+    """Jobs that another transaction has locked: a settle skips them, or raises DatabaseBusy."""
 
     @property
     def now(self) -> float:
@@ -229,16 +231,17 @@ class Table:
 
     # Settle
 
-    def completed(self, ids: Sequence[UUID], attempts: Sequence[int]) -> list[UUID]:
-        rows = self._ours(ids, attempts)
+    def completed(self, ids: Sequence[UUID], attempts: Sequence[int], *, skip_locked: bool) -> list[UUID]:
+        rows = self._ours(ids, attempts, skip_locked)
         for row in rows:
             self._end(row, "completed")
         for queue in sorted({row.queue for row in rows}):
             self._freed(queue)
         return [row.id for row in rows]
 
-    def failed(self, failed: Sequence[FailedAttempt]) -> dict[UUID, str]:
-        rows = {row.id: row for row in self._ours([f.id for f in failed], [f.attempt for f in failed])}
+    def failed(self, failed: Sequence[FailedAttempt], *, skip_locked: bool) -> dict[UUID, str]:
+        ids, attempts = [f.id for f in failed], [f.attempt for f in failed]
+        rows = {row.id: row for row in self._ours(ids, attempts, skip_locked)}
         for each in failed:
             if (row := rows.get(each.id)) is None:
                 continue
@@ -253,8 +256,10 @@ class Table:
             self._freed(row.queue)
         return {row_id: row.status for row_id, row in rows.items()}
 
-    def released(self, ids: Sequence[UUID], attempts: Sequence[int], delays_s: Sequence[float | None]) -> list[UUID]:
-        rows, delays = self._ours(ids, attempts), dict(zip(ids, delays_s, strict=True))
+    def released(
+        self, ids: Sequence[UUID], attempts: Sequence[int], delays_s: Sequence[float | None], *, skip_locked: bool
+    ) -> list[UUID]:
+        rows, delays = self._ours(ids, attempts, skip_locked), dict(zip(ids, delays_s, strict=True))
         first: dict[str, float] = {}
         for row in rows:
             if (delay_s := delays[row.id]) is not None:
@@ -267,14 +272,22 @@ class Table:
             self._wake(queue, run_at, also_awake=True)
         return [row.id for row in rows]
 
-    def ended(self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str]) -> list[UUID]:
-        rows, wanted = self._ours(ids, attempts), dict(zip(ids, statuses, strict=True))
+    def ended(
+        self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str], *, skip_locked: bool
+    ) -> list[UUID]:
+        rows, wanted = self._ours(ids, attempts, skip_locked), dict(zip(ids, statuses, strict=True))
         for row in rows:
             self._end(row, wanted[row.id])
             self._freed(row.queue)
         return [row.id for row in rows]
 
-    def _ours(self, ids: Sequence[UUID], attempts: Sequence[int]) -> list[Row]:
+    def _ours(self, ids: Sequence[UUID], attempts: Sequence[int], skip_locked: bool) -> list[Row]:
+        rows = self.still_running(ids, attempts)
+        if not skip_locked and any(row.id in self.locked for row in rows):
+            raise DatabaseBusy("locked, for the simulation", sqlstate="55P03")
+        return [row for row in rows if row.id not in self.locked]
+
+    def still_running(self, ids: Sequence[UUID], attempts: Sequence[int]) -> list[Row]:
         pairs = ((self.rows[job_id], attempt) for job_id, attempt in zip(ids, attempts, strict=True))
         return [row for row, attempt in pairs if row.status == "running" and row.attempt == attempt]
 
