@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pgworkd.database.connection import Connection, ConnectionOptions
-from pgworkd.words.registration import Registration, token_of
+from pgworkd.words.fence import Fence
+from pgworkd.words.registration import Registration
 
 QUEUES_MAX = 1_000
 """Of those that one daemon serves."""
@@ -33,17 +34,6 @@ class Route(NamedTuple):
     endpoint: dict[str, Any]
 
 
-class Handed(NamedTuple):
-    """An attempt that is passed from `worker_id` to the standing worker `to`, for `lease_s` seconds at first."""
-
-    job_id: UUID
-    attempt: int
-    worker_id: int
-    to: int
-    lease_s: float
-    nonce: UUID
-
-
 class EndpointStore:
     """One connection. Raises PgworkdError."""
 
@@ -60,12 +50,12 @@ class EndpointStore:
         ((worker_id, token),) = await self._connection.fetch(_STANDING, PUSH_WORKER)
         return Registration.of(worker_id, token)
 
-    async def hand_over(self, held: Handed) -> bool:
-        """Passes an attempt to the standing worker, under a lease of its own. False: it is no longer that worker's.
+    async def hand_over(self, fence: Fence, to: int, lease_s: float, nonce: UUID) -> bool:
+        """Passes an attempt to the standing worker `to`, under a lease of its own of `lease_s` seconds at first.
 
-        May be repeated with the same `nonce` until there is an answer.
+        False: it is no longer that worker's. May be repeated with the same `nonce` until there is an answer.
         """
-        args = (held.job_id, held.attempt, held.worker_id, token_of(held.worker_id), held.to, held.lease_s, held.nonce)
+        args = (fence.job_id, fence.attempt, fence.worker_id, fence.token, to, lease_s, nonce)
         return bool(await self._connection.value(_HAND_OVER, *args))
 
     async def pause(self, endpoint: str, for_s: float, why: str) -> bool:

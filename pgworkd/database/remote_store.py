@@ -6,19 +6,16 @@ have connections of their own, so that none waits for another.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from pgworkd.database import settle_statements
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import Claimed, ClaimOrder, Claims
 from pgworkd.database.connection import Connection, ConnectionOptions
-from pgworkd.database.schedule_store import Occurrence, columns
-from pgworkd.database.settle_statements import variant
-from pgworkd.database.store import LOCK_TIMEOUT_S, FailedAttempt
+from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore, fence_columns
+from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration, token_of
 
 _REGISTER = "SELECT pgworkd.register($1, 0, $2, $3, $4, NULL, $5)"
@@ -50,12 +47,6 @@ _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempt
 _EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
         WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
     FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
-_RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
-_SETTLED = """SELECT a.id, a.attempts, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
-    FROM unnest($1::uuid[], $2::int[], $3::int[]) AS s (id, attempt, worker)
-    JOIN pgworkd.jobs_of($1) a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
-    WHERE coalesce(a.worker_id, s.worker) = s.worker
-      AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
 _CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8,
     j.id, coalesce(j.kind, j.queue)::text, '', j.attempts, j.failures, coalesce(j.max_attempts, 3)::int,
     j.timeout_s::real, j.priority, j.losses, extract(epoch FROM j.run_at)::float8,
@@ -115,18 +106,10 @@ class RemoteClaims(NamedTuple):
     """Workers that were presumed dead: they get nothing."""
 
 
-class Held(NamedTuple):
-    """An attempt in a remote worker's hands: what a settle must match."""
-
-    job_id: UUID
-    attempt: int
-    worker_id: int
-    token: UUID
-    nonce: UUID | None = None
-
-
-class RemoteStore:
+class RemoteStore(SettleStore):
     """A gateway's calls to the database."""
+
+    _of_several_workers = True
 
     def __init__(self, options: ConnectionOptions, queues: Callable[[], int]) -> None:
         """`queues` returns the number of queues to claim from."""
@@ -177,9 +160,9 @@ class RemoteStore:
         """What operators request of those of these workers that are not presumed dead."""
         return {row[0]: row[1] for row in await self._beats.fetch(_REQUESTED, workers)}
 
-    async def news(self, workers: Sequence[int], held: Sequence[Held] = ()) -> News:
+    async def news(self, workers: Sequence[int], held: Sequence[Fence] = ()) -> News:
         """Which attempts of these workers are to be cancelled, and which of those they hold run no more."""
-        rows = await self._beats.fetch(_NEWS, workers, *_columns(held))
+        rows = await self._beats.fetch(_NEWS, workers, *fence_columns(held))
         cancels = [(row[0], row[1], row[2]) for row in rows if row[3]]
         return News(cancels, [(row[0], row[1], row[2]) for row in rows if not row[3]])
 
@@ -197,9 +180,9 @@ class RemoteStore:
                 running.append((worker_id, job_id, number, queue))
         return slots, running
 
-    async def report_progress(self, held: Sequence[Held], done: Sequence[float], messages: Sequence[str]) -> None:
+    async def report_progress(self, held: Sequence[Fence], done: Sequence[float], messages: Sequence[str]) -> None:
         """Stores the progress (0 to 1) of attempts that still run."""
-        ids, attempts, *fence = _columns(held)
+        ids, attempts, *fence = fence_columns(held)
         await self._beats.value(_PROGRESS, ids, attempts, done, messages, *fence)
 
     async def abandon(self, worker_id: int) -> list[UUID] | None:
@@ -232,115 +215,18 @@ class RemoteStore:
         claims = Claims.read([row[1:] for row in jobs + more])
         return RemoteClaims(claims, [row[0] for row in jobs], [r[0] for r in rows if r[1] is None and r[0] is not None])
 
-    # Settle: each returns the ids that were still running, each under its own worker. `how`: see `variant`. With
-    # `skip_locked` it waits for no row: locked ones are missing, too (see `running`).
-
-    async def settle_completed(
-        self,
-        held: Sequence[Held],
-        results: Sequence[str | None],
-        following: Sequence[Occurrence] = (),
-        began_ago_s: Sequence[float | None] | None = None,
-        **how: bool,
-    ) -> set[UUID]:
-        """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
-        ids, attempts, *fence = _columns(held)
-        args = (ids, attempts, results if any(results) else None, *_following(following), None, None, began_ago_s)
-        return set(await self._settles.value(_fenced(settle_statements.COMPLETED, **how), *args, *fence))
-
-    async def complete_on(
-        self, connection: Any, held: Held, result: str | None, following: Sequence[Occurrence] = ()
-    ) -> bool:
-        """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""
-        ids, attempts, *fence = _columns([held])
-        args = (ids, attempts, [result], *_following(following), None, None, None)
-        return bool(await connection.fetchval(_fenced(settle_statements.COMPLETED), *args, *fence))
-
-    async def settle_failed(
-        self,
-        held: Sequence[Held],
-        failed: Sequence[FailedAttempt],
-        following: Sequence[Occurrence] = (),
-        **how: bool,
-    ) -> dict[UUID, str]:
-        """As `Store.settle_failed`; a delay of None is that of the queue's settings."""
-        ids, attempts, *fence = _columns(held)
-        more = [list(column) for column in zip(*(each[2:] for each in failed), strict=True)]
-        args = (ids, attempts, *more, *_following(following), None, None)
-        rows = await self._settles.fetch(_fenced(settle_statements.FAILED, **how), *args, *fence)
-        return {row[0]: row[1] for row in rows}
-
-    async def settle_released(
-        self,
-        held: Sequence[Held],
-        delays_s: Sequence[float | None],
-        messages: Sequence[str | None],
-        begun: Sequence[bool] | None = None,
-        **how: bool,
-    ) -> set[UUID]:
-        """As `Store.settle_released`."""
-        ids, attempts, *fence = _columns(held)
-        args = (ids, attempts, delays_s, messages, None, None, begun)
-        return set(await self._settles.value(_fenced(settle_statements.RELEASED, **how), *args, *fence))
-
-    async def settle_ended(
-        self,
-        held: Sequence[Held],
-        statuses: Sequence[str],
-        messages: Sequence[str | None],
-        **how: bool,
-    ) -> set[UUID]:
-        """Ends jobs as `cancelled` or `expired`."""
-        ids, attempts, *fence = _columns(held)
-        args = (ids, attempts, statuses, messages, None, None)
-        return set(await self._settles.value(_fenced(settle_statements.ENDED, **how), *args, *fence))
-
     async def extend(
-        self, held: Sequence[Held], leases_s: Sequence[float | None]
+        self, held: Sequence[Fence], leases_s: Sequence[float | None]
     ) -> dict[UUID, tuple[float | None, bool]]:
         """Renews leases of single attempts; by id the seconds left (None: leased with its worker), and if it is to end.
 
         An attempt that no longer runs is missing, as is one whose row is locked: see `running`.
         """
-        ids, attempts, *fence = _columns(held)
+        ids, attempts, *fence = fence_columns(held)
         rows = await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)
         return {row[0]: (row[1], row[2]) for row in rows}
 
-    async def claimed(self, held: Sequence[Held]) -> list[tuple[str, float, Claimed]]:
+    async def claimed(self, held: Sequence[Fence]) -> list[tuple[str, float, Claimed]]:
         """Those of these attempts that run: queue, seconds since the claim, and what was claimed, without payload."""
         rows = await self._settles.fetch(_CLAIMED, [each.job_id for each in held], [each.attempt for each in held])
         return [(row[0], row[1], Claimed(*row[2:])) for row in rows]
-
-    async def running(self, held: Sequence[Held]) -> set[UUID]:
-        """Those of these attempts that still run, each under its worker."""
-        ids, attempts, *fence = _columns(held)
-        found = await self._beats.value(_RUNNING, ids, attempts, *fence) or []
-        return {each.job_id for each, attempt in zip(held, found, strict=True) if attempt == each.attempt}
-
-    async def settled(self, held: Sequence[Held]) -> dict[UUID, str]:
-        """The status each of these attempts was settled with; running, rescued and forgotten ones are missing."""
-        args = [[each.job_id for each in held], [each.attempt for each in held], [each.worker_id for each in held]]
-        return {row[0]: row[2] for row in await self._settles.fetch(_SETTLED, *args)}
-
-
-def _columns(held: Sequence[Held]) -> list[list[Any]]:
-    return [list(column) for column in zip(*held, strict=True)] if held else [[], [], [], [], []]
-
-
-def _following(occurrences: Sequence[Occurrence]) -> Sequence[Any]:
-    return columns(occurrences) if occurrences else (None, None, None)
-
-
-_PARAMETERS = {
-    settle_statements.COMPLETED: 9,
-    settle_statements.FAILED: 11,
-    settle_statements.RELEASED: 7,
-    settle_statements.ENDED: 6,
-}
-
-
-@functools.cache
-def _fenced(sql: str, **how: bool) -> str:
-    """The settle, each attempt fenced by its own worker; `how`: see `variant`."""
-    first = _PARAMETERS[sql] + 1
-    return variant(sql, attempts=f"pgworkd.fenced($1, $2, ${first}, ${first + 1}, ${first + 2})", **how)

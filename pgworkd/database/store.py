@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from pgworkd.database import schema, settle_statements
+from pgworkd.database import schema
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.claims import CLAIM, REFUSE_CLAIMS
 from pgworkd.database.claims import Claimed as Claimed
@@ -24,38 +23,21 @@ from pgworkd.database.driver_errors import TOO_MANY, sqlstate_of
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.maintenance_store import MaintenanceStore, fence
 from pgworkd.database.maintenance_store import Rescued as Rescued
-from pgworkd.database.schedule_store import Occurrence, columns
-from pgworkd.database.settle_statements import variant
+from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError
+from pgworkd.words.job import Ending
 from pgworkd.words.origin import READ, Origin
 from pgworkd.words.registration import SESSIONS_MIN, Registration, token_of
 
 CHANNEL = "pgworkd"
 Payload = tuple[UUID, str | None, str | None, bool]
-LOCK_TIMEOUT_S = 0.2
-"""A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""
-
-
-class FailedAttempt(NamedTuple):
-    """A failed attempt, for `settle_failed`. `error`: its entry in the job's error history, a JSON object as text.
-
-    `delay_s` None, which only a gateway may pass: as the queue's settings say.
-    """
-
-    id: UUID
-    attempt: int
-    delay_s: float | None
-    permanent: bool
-    message: str
-    error: str
-
 
 _PAYLOADS = "SELECT id, payload, meta, expired FROM pgworkd.payloads($1, $2, $3, $4, $5, $6)"
 
 
-class Store(MaintenanceStore):
+class Store(SettleStore, MaintenanceStore):
     """The daemon's calls to the database."""
 
     def __init__(
@@ -158,7 +140,7 @@ class Store(MaintenanceStore):
         """
         with contextlib.suppress(PgworkdError):  # reported by the parts that need these connections
             await self.claim(ClaimOrder(worker_id, "", 0))
-            await self.settle_completed([], [], [])
+            await self.settle(Ending.COMPLETED, [])
         await self._claims.close_idle()
 
     # Claim
@@ -210,98 +192,3 @@ class Store(MaintenanceStore):
             "SELECT queue, due_in_s FROM pgworkd.next_due($1, $2, $3)", queues, ages_s, known
         )
         return {row[0]: row[1] for row in rows}
-
-    # Settle: each returns the ids that were still running under this attempt and worker (None: any worker). `how`: see
-    # `variant`. With `skip_locked` it waits for no row: locked ones are missing, too (see `still_running`).
-
-    async def settle_completed(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        results: Sequence[str | None],
-        following: Sequence[Occurrence] = (),
-        worker_id: int | None = None,
-        began_ago_s: Sequence[float | None] | None = None,
-        **how: bool,
-    ) -> list[UUID]:
-        """Moves jobs to the history with their results (JSON text), and when their runs began (None: unknown)."""
-        names, at, revisions = columns(following) if following else (None, None, None)
-        args = (ids, attempts, results if any(results) else None, names, at, revisions, *fence(worker_id), began_ago_s)
-        won: list[UUID] = await self._settles.value(variant(settle_statements.COMPLETED, **how), *args)
-        return won
-
-    async def complete_on(
-        self,
-        connection: Any,
-        job_id: UUID,
-        attempt: int,
-        result: str | None,
-        following: Occurrence | None,
-        worker_id: int | None = None,
-        began_ago_s: float | None = None,
-    ) -> bool:
-        """Completes a job on a handler's connection, in its transaction; False if the attempt is no longer ours."""
-        names, at, revisions = columns([following]) if following else (None, None, None)
-        args = ([job_id], [attempt], [result], names, at, revisions, *fence(worker_id), [began_ago_s])
-        return bool(await connection.fetchval(settle_statements.COMPLETED_BY_HANDLER, *args))
-
-    async def settle_failed(
-        self,
-        failed: Sequence[FailedAttempt],
-        following: Sequence[Occurrence] = (),
-        worker_id: int | None = None,
-        **how: bool,
-    ) -> dict[UUID, str]:
-        """Counts one failure each; the new status by id: failed, dead or cancelled."""
-        names, at, revisions = columns(following) if following else (None, None, None)
-        args: list[Any] = [list(column) for column in zip(*failed, strict=True)]
-        args += [names, at, revisions, *fence(worker_id)]
-        rows = await self._settles.fetch(variant(settle_statements.FAILED, **how), *args)
-        return {row[0]: row[1] for row in rows}
-
-    async def settle_released(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        delays_s: Sequence[float | None],
-        messages: Sequence[str | None],
-        worker_id: int | None = None,
-        begun: Sequence[bool] | None = None,
-        **how: bool,
-    ) -> set[UUID]:
-        """Releases jobs without counting a failure; a delay of None keeps their place in the queue.
-
-        `begun`: which of the attempts have begun; None: all.
-        """
-        sql = variant(settle_statements.RELEASED, **how)
-        return set(await self._settles.value(sql, ids, attempts, delays_s, messages, *fence(worker_id), begun))
-
-    async def settle_ended(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        statuses: Sequence[str],
-        messages: Sequence[str | None],
-        worker_id: int | None = None,
-        **how: bool,
-    ) -> set[UUID]:
-        """Ends jobs as `cancelled` or `expired`."""
-        sql = variant(settle_statements.ENDED, **how)
-        return set(await self._settles.value(sql, ids, attempts, statuses, messages, *fence(worker_id)))
-
-    async def still_running(
-        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
-    ) -> set[UUID]:
-        """Those of these attempts that still run: a settle with `skip_locked` has left them out."""
-        return {
-            row[0]
-            for row in await self._settles.fetch(settle_statements.STILL_RUNNING, ids, attempts, *fence(worker_id))
-        }
-
-    async def settled(
-        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
-    ) -> dict[UUID, str]:
-        """The status each of these attempts was settled with; running, rescued and pruned ones are missing."""
-        return {
-            row[0]: row[1] for row in await self._settles.fetch(settle_statements.SETTLED, ids, attempts, worker_id)
-        }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from uuid import UUID
 
 import anyio
@@ -13,6 +12,7 @@ import anyio
 from pgworkd.database.store import Claimed
 from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
+from pgworkd.words.fence import Fence
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of
 from pgworkd.words.traces import Trace
@@ -55,8 +55,6 @@ class Attempt:
     """The error with which the database failed to return its payload."""
     trace: Trace | None = None
     """What follows it, where attempts are traced."""
-    delays = 0
-    """How often its settle was delayed: the row was locked, or the database rejected it."""
     reported_slow = False
     """Has been reported as slow."""
     reported_overdue = False
@@ -67,6 +65,11 @@ class Attempt:
         self.claimed = claimed
         self.queue = queue
         self.worker_id = worker_id
+
+    @property
+    def fence(self) -> Fence:
+        """What a settle must match."""
+        return Fence.of(self.claimed.id, self.claimed.attempt, self.worker_id)
 
     def facts(self) -> dict[str, object]:
         """The facts that every event about this attempt carries."""
@@ -159,9 +162,3 @@ class InFlight:
 
 def _are_same(one: Attempt, other: Attempt) -> bool:
     return one.claimed.attempt == other.claimed.attempt and token_of(one.worker_id) == token_of(other.worker_id)
-
-
-def began_ago_s(attempts: Sequence[Attempt | None]) -> list[float | None]:
-    """How many seconds ago the handler of each was called; None: it was not, as far as is known."""
-    now = time.monotonic()
-    return [None if each is None or each.started is None else now - each.started for each in attempts]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from pgworkd.database.endpoint_store import EndpointStore, Handed
+from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseUnavailable, LeaseLost
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.message import Callback
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import sealed
 from pgworkd.words.events import Events
 from pgworkd.words.registration import Registration
 
@@ -42,8 +42,7 @@ class Callbacks:
                 standing = await self._standing_worker()
                 lease_s = endpoint.timeout_s + endpoint.callback_timeout_s
                 job = attempt.claimed
-                handed = Handed(job.id, job.attempt, attempt.worker_id or 0, standing, lease_s, nonce)
-                if not await self._store.hand_over(handed):
+                if not await self._store.hand_over(attempt.fence, standing, lease_s, nonce):
                     self._standing = None  # the database may be another one (a restored dump)
                     raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was sent")
             except DatabaseUnavailable as error:
@@ -51,7 +50,7 @@ class Callbacks:
                 continue
             self._outage.passed()
             attempt.worker_id, attempt.handed_over = standing, True
-            text = Assignment(job.id, job.attempt, standing, nonce).sealed(standing.token)
+            text = sealed(attempt.fence._replace(nonce=nonce))
             return Callback(f"{self.address}{PATH}{text}", endpoint.callback_timeout_s)
 
     async def _standing_worker(self) -> Registration:

@@ -13,10 +13,11 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.database.remote_store import LOCKED, LOST, Held, News, RemoteStore
+from pgworkd.database.remote_store import LOCKED, LOST, News, RemoteStore
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Fence
 
 PERIOD_S = 1.0
 """Between two statements."""
@@ -34,8 +35,8 @@ class Report(NamedTuple):
     `held`: what it says that it runs; `progress`: of attempts, from 0 to 1, and a text.
     """
 
-    held: Sequence[Held] = ()
-    progress: Sequence[tuple[Held, float, str]] = ()
+    held: Sequence[Fence] = ()
+    progress: Sequence[tuple[Fence, float, str]] = ()
     state: str = "running"
 
 

@@ -7,14 +7,15 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.database.claims import Claimed
-from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseError, WorkerLost
 from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import sealed
+from pgworkd.words.fence import Fence
 from pgworkd.words.job import Reason
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -34,7 +35,7 @@ class Assigned(NamedTuple):
     assignment: str
     claimed: Claimed
     queue: str
-    held: Held
+    held: Fence
 
 
 class RemoteClaims:
@@ -95,7 +96,7 @@ class RemoteClaims:
         """The worker has them, as far as is known here."""
         worker.unanswered.difference_update(each.claimed.id for each in assigned)
 
-    def give_back(self, worker: RemoteWorker, held: Sequence[Held]) -> None:
+    def give_back(self, worker: RemoteWorker, held: Sequence[Fence]) -> None:
         """Releases, without a failure, what could not be handed over."""
         worker.unanswered.difference_update(each.job_id for each in held)
         self._settles.release(held)
@@ -120,7 +121,7 @@ class RemoteClaims:
             if claimed.payload is None or (found and size > ANSWER_BYTES_MAX):
                 self.give_back(worker, [held])
                 continue
-            text = Assignment(held.job_id, held.attempt, held.worker_id, held.nonce).sealed(held.token)
+            text = sealed(held)
             self._workers.remember(text, held)
             found.append(Assigned(text, claimed, attempt.queue, held))
             if len(claimed.payload) + len(claimed.meta or "") > KEPT_CHARS:

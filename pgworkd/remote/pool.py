@@ -16,7 +16,7 @@ import anyio
 
 from pgworkd.database import remote_store
 from pgworkd.database.claims import ClaimOrder, Claims
-from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
@@ -24,6 +24,7 @@ from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Fence
 from pgworkd.words.job import Reason
 
 CLAIM_MAX = 200
@@ -40,7 +41,7 @@ class Given(NamedTuple):
     """An attempt that was claimed for a worker, with the fence that it settles by."""
 
     attempt: Attempt
-    held: Held
+    held: Fence
 
 
 class Waiter:
@@ -124,7 +125,7 @@ class RemotePool(ClaimLoop):
         events_: Events,
         tallies: Tallies,
         *,
-        release: Callable[[list[Held]], None],
+        release: Callable[[list[Fence]], None],
     ) -> None:
         """`owner`: this gateway as a worker; `release`: gives back what was claimed for somebody who has gone."""
         super().__init__(queue, owner, events_, tallies)
@@ -247,7 +248,7 @@ class RemotePool(ClaimLoop):
         for claimed, worker_id in zip(found.claims, found.workers, strict=True):
             waiter = by_worker[worker_id]
             holder, own = (waiter.worker.id, None) if waiter.lease_s is None else (standing, nonce)
-            held = Held(claimed.id, claimed.attempt, holder, holder.token, own)
+            held = Fence(claimed.id, claimed.attempt, holder, holder.token, own)
             given[worker_id].append(Given(Attempt(claimed, self.queue, holder), held))
         for waiter, _ in chosen:
             self._give(waiter, given[waiter.worker.id])

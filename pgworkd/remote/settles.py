@@ -1,44 +1,31 @@
-"""Settles of remote workers in natural batches: while one statement is under way, the next one gathers.
+"""Settles of remote workers, each of which waits for its answer.
 
 Unlike a daemon's own outcomes these are kept by the worker until it has an answer: so an outage is answered with an
-error at once, and the worker sends the same again. A rejected batch is halved until what cannot be stored is alone; a
-locked row is tried again for a while, and holds up no other.
+error at once, and the worker sends the same again. A locked row is tried again for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import json
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-from uuid import UUID
 
-import anyio
-import anyio.lowlevel
-from anyio.abc import TaskGroup
-
-from pgworkd.database.remote_store import Held, RemoteStore
-from pgworkd.database.schedule_store import Occurrence
-from pgworkd.database.store import FailedAttempt
-from pgworkd.engine.attempts import Attempt, began_ago_s
-from pgworkd.engine.settle.settler import Planner
+from pgworkd.database.remote_store import RemoteStore
+from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.settle.delayed import LOCKED_CAP_S
+from pgworkd.engine.settle.item import Item
+from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
-from pgworkd.remote.attempts import Attempts
 from pgworkd.remote.workers import RemoteWorkers
+from pgworkd.words.fence import Fence
 from pgworkd.words.job import Ending, Outcome
 
-FLUSH_MAX, FLUSH_BYTES = 1_000, 1024 * 1024
-SKIP_S = 1.0
-"""After a flush met a lock, flushes skip locked rows at once for this many seconds."""
 LOCKED_S = 5.0
 """A locked row is tried again for this long; then the worker is told to do so."""
-LOCKED_PAUSE_S = 0.25
-OWN_PAUSE_S = 1.0
-"""Releases of our own are repeated after this pause, whatever the error."""
-_Attempts = Mapping[UUID, Attempt]
 _STATUSES = {
     Ending.COMPLETED: {"completed"},
     Ending.FAILED: {"failed", "dead", "cancelled"},
@@ -80,18 +67,18 @@ class _Call:
         self.answered = asyncio.Event()
 
 
-class _Item:
+class _Item(Item):
     """One settle. `call`: None if nobody waits for it."""
 
-    __slots__ = ("answer", "bytes", "call", "held", "outcome")
+    __slots__ = ("answer", "call")
 
-    def __init__(self, held: Held, outcome: Outcome, call: _Call | None = None) -> None:
-        self.held, self.outcome, self.call = held, outcome, call
+    def __init__(self, fence: Fence, outcome: Outcome, attempt: Attempt | None, call: _Call | None = None) -> None:
+        super().__init__(fence, outcome, attempt)
+        self.call = call
         self.answer: Answer | PgworkdError | None = None
-        self.bytes = len(outcome.result or "") + (len(json.dumps(outcome.error)) if outcome.error else 0)
 
     def end(self, answer: Answer | PgworkdError) -> None:
-        """That became of it."""
+        """Answers the caller."""
         self.answer = answer
         if self.call is not None:
             self.call.left -= 1
@@ -100,7 +87,11 @@ class _Item:
 
 
 class Settles:
-    """Sends them, each fenced by its own worker."""
+    """Settles what remote workers have run; the `SettlePolicy` of a gateway."""
+
+    by_worker = False
+    keeps = False
+    failures_spare = math.inf
 
     def __init__(
         self,
@@ -111,211 +102,136 @@ class Settles:
         on_settled: Callable[[Sequence[Ended]], None],
     ) -> None:
         """`on_settled` gets those of each flush; `planner` knows which occurrences follow them."""
-        self._store, self._workers, self._planner = store, workers, planner
-        self._attempts = Attempts(store, workers)
-        self._tallies, self._on_settled = tallies, on_settled
-        self._waiting: list[_Item] = []
-        self._arrived = anyio.Event()
-        self._skip_until = 0.0
-        self._tasks: TaskGroup | None = None
+        self._store, self._workers = store, workers
+        self._on_settled = on_settled
+        self._loop = SettleLoop(store, planner, tallies.settle_s, self)
 
-    async def settle(self, held: Held, outcome: Outcome, patience_s: float = LOCKED_S) -> Answer:
+    async def settle(self, fence: Fence, outcome: Outcome, patience_s: float = LOCKED_S) -> Answer:
         """Settles one attempt; a locked row is tried again for `patience_s` seconds.
 
         Raises LeaseLost: it runs no more, and was not settled so; or the database's errors.
         """
-        (answer,) = await self.settle_many([(held, outcome)], patience_s)
+        (answer,) = await self.settle_many([(fence, outcome)], patience_s)
         if isinstance(answer, PgworkdError):
             raise answer
         return answer
 
     async def settle_many(
-        self, settles: Sequence[tuple[Held, Outcome]], patience_s: float = LOCKED_S
+        self, settles: Sequence[tuple[Fence, Outcome]], patience_s: float = LOCKED_S
     ) -> list[Answer | PgworkdError]:
         """The same for many at once, in their order, each for itself: its answer, or its error."""
         call = _Call(len(settles), patience_s)
-        items = [_Item(held, outcome, call) for held, outcome in settles]
+        items = [self._put(fence, outcome, call) for fence, outcome in settles]
         if items:
-            self._put(*items)
             await call.answered.wait()
         return [item.answer for item in items if item.answer is not None]
 
-    async def complete_on(self, connection: Any, held: Held, result: str | None) -> Callable[[], Answer] | None:
+    async def complete_on(self, connection: Any, fence: Fence, result: str | None) -> Callable[[], Answer] | None:
         """Completes a job in the transaction of a connection of the driver; None if the attempt runs no more.
 
         What it returns is to be called when the transaction has committed.
         """
-        attempts = await self._attempts.of([held])
-        if not await self._store.complete_on(connection, held, result, self._following(attempts)):
+        item = _Item(fence, Outcome(Ending.COMPLETED, result), self._workers.attempt(fence))
+        await self.prepare([item])
+        if not await self._store.complete_on(connection, item, self._loop.following([item])):
             return None
 
         def committed() -> Answer:
-            self._workers.ended(held)
-            self._on_settled([Ended(attempts.get(held.job_id), Outcome(Ending.COMPLETED), "completed")])
+            self.settled([item], {fence.job_id: "completed"}, {})
             return Answer(Settled.NOW, "completed")
 
         return committed
 
-    def release(self, held: Sequence[Held]) -> None:
+    def release(self, fences: Sequence[Fence]) -> None:
         """Gives back, without a failure, what was claimed for somebody who has gone; repeated until it is done."""
-        for each in held:
-            self._put(_Item(each, Outcome(Ending.RELEASED, begun=False)))
+        for each in fences:
+            self._put(each, Outcome(Ending.RELEASED, begun=False))
 
-    def expire(self, held: Held, message: str) -> None:
+    def expire(self, fence: Fence, message: str) -> None:
         """Ends an occurrence that was missed, or a job that has expired."""
-        self._put(_Item(held, Outcome(Ending.EXPIRED, message=message)))
+        self._put(fence, Outcome(Ending.EXPIRED, message=message))
 
-    def fail(self, held: Held, error: PgworkdError) -> None:
+    def fail(self, fence: Fence, error: PgworkdError) -> None:
         """Fails an attempt whose row cannot be read."""
         said = f"its payload cannot be read: {error}"
-        self._put(_Item(held, Outcome(Ending.FAILED, message=said, error={"type": "unreadable", "message": said})))
+        self._put(fence, Outcome(Ending.FAILED, message=said, error={"type": "unreadable", "message": said}))
 
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return len(self._waiting)
+        return self._loop.count
 
     async def run(self) -> None:
         """Until cancelled; those that wait then are answered with an error."""
         try:
-            async with anyio.create_task_group() as self._tasks:
-                while True:
-                    await self._arrived.wait()
-                    await anyio.lowlevel.checkpoint()
-                    await self._flush(self._take())
-                    if not self._waiting:
-                        self._arrived = anyio.Event()
+            await self._loop.run()
         finally:
-            for item in self._waiting:
-                item.end(DatabaseUnavailable("the gateway stops"))
+            for item in self._loop.abandoned():
+                _ours(item).end(DatabaseUnavailable("the gateway stops"))
 
-    def _put(self, *items: _Item) -> None:
-        self._waiting += items
-        self._arrived.set()
+    def _put(self, fence: Fence, outcome: Outcome, call: _Call | None = None) -> _Item:
+        item = _Item(fence, outcome, self._workers.attempt(fence), call)
+        self._loop.put(item)
+        return item
 
-    def _take(self) -> list[_Item]:
-        """The next flush: bounded in rows and bytes, of at least one."""
-        size = count = 0
-        for item in self._waiting[:FLUSH_MAX]:
-            if count and size + item.bytes > FLUSH_BYTES:
-                break
-            size, count = size + item.bytes, count + 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
+    # Called by the loop.
 
-    async def _flush(self, batch: Sequence[_Item]) -> None:
-        groups: dict[Ending, dict[UUID, _Item]] = {}
-        for item in batch:
-            group = groups.setdefault(item.outcome.ending, {})
-            if group.setdefault(item.held.job_id, item) is not item:
-                self._put(item)  # a second one for the job: it is judged after the first
-        for ending, items in groups.items():
-            await self._settle(ending, list(items.values()))
+    async def prepare(self, items: Sequence[Item]) -> None:
+        """Looks up those that were claimed through another gateway."""
+        elsewhere = {item.fence.job_id: item for item in items if item.attempt is None}
+        if elsewhere:
+            now = time.monotonic()
+            for queue, age_s, claimed in await self._store.claimed([item.fence for item in elsewhere.values()]):
+                item = elsewhere[claimed.id]
+                attempt = Attempt(claimed, queue, item.fence.worker_id)
+                attempt.started = now - age_s
+                item.belongs_to(attempt)
 
-    async def _settle(self, ending: Ending, items: Sequence[_Item], *, deferred: bool = False) -> None:
-        """Settles items of one ending: all, or each half; one alone at last without its effects, see `Settler`."""
-        skip = anyio.current_time() < self._skip_until
-        began = anyio.current_time()
-        try:
-            attempts = await self._attempts.of(_held(items))
-            statuses = await self._verbs[ending](self, items, attempts, skip_locked=skip, deferred=deferred)
-            self._tallies.settle_s.observe(anyio.current_time() - began)
-            missing = [item.held for item in items if item.held.job_id not in statuses]
-            locked = await self._store.running(missing) if missing else set()
-            before = await self._store.settled([h for h in missing if h.job_id not in locked]) if missing else {}
-        except PgworkdError as error:
-            if isinstance(error, DatabaseBusy) and error.locked and not skip:
-                self._skip_until = anyio.current_time() + SKIP_S
-                await self._settle(ending, items, deferred=deferred)
-            elif len(items) == 1 and not deferred and not isinstance(error, DatabaseUnavailable):
-                await self._settle(ending, items, deferred=True)
-            elif len(items) > 1 and isinstance(error, DatabaseBusy | DatabaseError):
-                await self._settle(ending, items[: len(items) // 2])
-                await self._settle(ending, items[len(items) // 2 :])
+    async def unavailable(self, error: DatabaseUnavailable) -> None:
+        """Never called: a gateway does not wait."""
+
+    def answered(self) -> None:
+        """Nothing."""
+
+    def flushed(self) -> None:
+        """Nothing."""
+
+    def settled(self, items: Sequence[Item], statuses: Statuses, before: Statuses) -> None:
+        """Answers whoever waits for them."""
+        ended = list[Ended]()
+        for item in map(_ours, items):
+            self._workers.ended(item.fence)
+            if (status := statuses.get(item.fence.job_id)) is not None:
+                item.end(Answer(Settled.NOW, status))
+                ended.append(Ended(item.attempt, item.outcome, status))
             else:
-                for item in items:
-                    self._failed(item, error)
-            return
-        won = [item for item in items if item.held.job_id in statuses]
-        for item in won:
-            self._workers.ended(item.held)
-            item.end(Answer(Settled.NOW, statuses[item.held.job_id]))
-        self._on_settled(
-            [Ended(attempts.get(i.held.job_id), i.outcome, statuses[i.held.job_id]) for i in won],
-        )
-        for item in items if missing else ():
-            job_id = item.held.job_id
-            if job_id in locked:
-                self._failed(item, DatabaseBusy("the job is locked by another transaction", sqlstate="55P03"))
-            elif job_id not in statuses:
-                self._judge(item, before.get(job_id))
+                item.end(_judged(item, before.get(item.fence.job_id)))
+        self._on_settled(ended)
 
-    def _judge(self, item: _Item, status: str | None) -> None:
-        """The attempt does not run: it was settled before, in the same way or not."""
-        self._workers.ended(item.held)
-        if status is not None and status in _STATUSES[item.outcome.ending]:
-            item.end(Answer(Settled.BEFORE, status))
-            return
-        said = "that attempt has ended" if status is None else f"the job is {status}"
-        item.end(LeaseLost(f"attempt {item.held.attempt} of job {item.held.job_id} runs no more here: {said}"))
+    def postpone(self, items: Sequence[Item], error: PgworkdError | None) -> None:
+        """Tries what is locked again, and what nobody waits for; answers the others with the error."""
+        found = error or DatabaseBusy("the job is locked by another transaction", sqlstate="55P03")
+        locked = isinstance(found, DatabaseBusy) and found.locked
+        for item in map(_ours, items):
+            if item.call is None or (locked and time.monotonic() < item.call.deadline):
+                self._loop.delay(item, LOCKED_CAP_S)
+            else:
+                item.end(found)
 
-    def _failed(self, item: _Item, error: PgworkdError) -> None:
-        locked = isinstance(error, DatabaseBusy) and error.locked
-        if item.call is None or (locked and time.monotonic() < item.call.deadline):
-            if self._tasks is not None:
-                self._tasks.start_soon(self._again, item, LOCKED_PAUSE_S if locked else OWN_PAUSE_S)
-        else:
-            item.end(error)
-
-    async def _again(self, item: _Item, pause_s: float) -> None:
-        try:
-            await anyio.sleep(pause_s)
-        finally:
-            self._put(item)
-
-    def _following(self, attempts: _Attempts) -> list[Occurrence]:
-        recurring = [attempt for attempt in attempts.values() if attempt.claimed.schedule is not None]
-        return [occurrence for attempt in recurring if (occurrence := self._planner.following(attempt)) is not None]
-
-    # One method per ending: items and their attempts in, new statuses out.
-
-    async def _complete(self, items: Sequence[_Item], attempts: _Attempts, **how: bool) -> dict[UUID, str]:
-        results, following = [item.outcome.result for item in items], self._following(attempts)
-        began = began_ago_s([attempts.get(item.held.job_id) for item in items])
-        won = await self._store.settle_completed(_held(items), results, following, began, **how)
-        return dict.fromkeys(won, "completed")
-
-    async def _fail(self, items: Sequence[_Item], attempts: _Attempts, **how: bool) -> dict[UUID, str]:
-        failed = [
-            FailedAttempt(
-                *(item.held.job_id, item.held.attempt, item.outcome.delay_s, item.outcome.permanent),
-                *(item.outcome.message or "", json.dumps(item.outcome.error)),
-            )
-            for item in items
-        ]
-        return await self._store.settle_failed(_held(items), failed, self._following(attempts), **how)
-
-    async def _release(self, items: Sequence[_Item], _: _Attempts, **how: bool) -> dict[UUID, str]:
-        delays, messages = [i.outcome.delay_s for i in items], [i.outcome.message for i in items]
-        begun = [item.outcome.begun for item in items]
-        won = await self._store.settle_released(_held(items), delays, messages, begun, **how)
-        return dict.fromkeys(won, "pending")
-
-    async def _end(self, items: Sequence[_Item], _: _Attempts, **how: bool) -> dict[UUID, str]:
-        statuses = [item.outcome.ending.value for item in items]
-        messages = [item.outcome.message for item in items]
-        won = await self._store.settle_ended(_held(items), statuses, messages, **how)
-        ended = {item.held.job_id: item.outcome.ending.value for item in items}
-        return {job_id: ended[job_id] for job_id in won}
-
-    _verbs: dict[Ending, Callable[..., Awaitable[dict[UUID, str]]]] = {  # noqa: RUF012
-        Ending.COMPLETED: _complete,
-        Ending.FAILED: _fail,
-        Ending.RELEASED: _release,
-        Ending.CANCELLED: _end,
-        Ending.EXPIRED: _end,
-    }
+    def instead(self, item: Item, error: DatabaseError) -> Outcome | None:
+        """Nothing: whoever has sent it learns why."""
+        self.postpone([item], error)
+        return None
 
 
-def _held(items: Sequence[_Item]) -> list[Held]:
-    return [item.held for item in items]
+def _judged(item: _Item, status: str | None) -> Answer | LeaseLost:
+    """The answer for an attempt that does not run: it was settled before, in the same way or not."""
+    if status is not None and status in _STATUSES[item.outcome.ending]:
+        return Answer(Settled.BEFORE, status)
+    said = "that attempt has ended" if status is None else f"the job is {status}"
+    return LeaseLost(f"attempt {item.fence.attempt} of job {item.fence.job_id} runs no more here: {said}")
+
+
+def _ours(item: Item) -> _Item:
+    assert isinstance(item, _Item)  # noqa: S101 # nosec B101 # this loop gets no others
+    return item

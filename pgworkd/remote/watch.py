@@ -16,13 +16,14 @@ from uuid import UUID
 import anyio
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.database.remote_store import Held, RemoteStore
+from pgworkd.database.remote_store import RemoteStore
 from pgworkd.errors import PgworkdError
 from pgworkd.remote.claims import VALID_S
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Fence
 
 PERIOD_S = 5.0
 RECOUNT_PERIOD_S = 1.0
@@ -110,7 +111,7 @@ class Watch:
             return
         (first_at, first), (_, second) = worker.lists
         orphans = [
-            Held(job_id, attempt, worker.id, worker.id.token)
+            Fence(job_id, attempt, worker.id, worker.id.token)
             for (job_id, attempt), seen_at in worker.seen.items()
             if seen_at + MARGIN_S < first_at
             and (job_id, attempt) not in first

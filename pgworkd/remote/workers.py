@@ -15,11 +15,12 @@ from uuid import UUID, uuid4
 import anyio
 
 from pgworkd.database.endpoint_store import PUSH_WORKER
-from pgworkd.database.remote_store import ASSIGNMENTS, Held, News, RemoteStore
+from pgworkd.database.remote_store import ASSIGNMENTS, News, RemoteStore
 from pgworkd.database.remote_store import RemoteWorker as Stored
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import LeaseLost, UsageError, WorkerLost
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import is_sealed, parsed
+from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration
 
 FORGET_LEASES = 3
@@ -123,7 +124,7 @@ class RemoteWorkers:
         self._store = store
         self._known: OrderedDict[int, RemoteWorker] = OrderedDict()
         self._standing: dict[str, Registration] = {}
-        self._given: OrderedDict[str, Held] = OrderedDict()
+        self._given: OrderedDict[str, Fence] = OrderedDict()
 
     def __iter__(self) -> Iterator[RemoteWorker]:
         return iter(list(self._known.values()))
@@ -189,21 +190,22 @@ class RemoteWorkers:
     async def is_pushed(self, text: str) -> bool:
         """True for the assignment of a job that was pushed: whoever has it was sent it, and may end the attempt."""
         with contextlib.suppress(UsageError):
-            found, pushed = Assignment.parse(text), await self._pushed()
-            return pushed is not None and found.worker_id == pushed and found.is_sealed(text, pushed.token)
+            found, pushed = parsed(text), await self._pushed()
+            if pushed is not None and found.worker_id == pushed:
+                return is_sealed(text, found._replace(token=pushed.token))
         return False
 
-    def remember(self, text: str, held: Held) -> None:
+    def remember(self, text: str, held: Fence) -> None:
         """This assignment is about to be given to a worker: it need not be read and checked when it comes back."""
         self._given[text] = held
         if len(self._given) > GIVEN_MAX:
             self._given.popitem(last=False)
 
-    async def held(self, text: str) -> Held:
+    async def held(self, text: str) -> Fence:
         """The attempt that an assignment names. Raises UsageError: it is none; LeaseLost: it is nobody's here."""
         if (given := self._given.pop(text, None)) is not None:
             return given
-        found = Assignment.parse(text)
+        found = parsed(text)
         if found.worker_id == (standing := await self.standing()):
             key: UUID | None = standing.token
         elif (worker := self._known.get(found.worker_id)) is not None:
@@ -214,12 +216,13 @@ class RemoteWorkers:
             worker = await self._get(found.worker_id)
             key = None if worker is None else worker.id.token
         if key is None:  # its worker has gone: only what has become of it can be said
-            return Held(found.job_id, found.attempt, found.worker_id, uuid4(), found.nonce)
-        if not found.is_sealed(text, key):
+            return found._replace(token=uuid4())
+        fence = found._replace(token=key)
+        if not is_sealed(text, fence):
             raise LeaseLost("this assignment was not made for a worker that is registered now")
-        return Held(found.job_id, found.attempt, found.worker_id, key, found.nonce)
+        return fence
 
-    async def listed(self, worker: RemoteWorker, texts: Iterable[str]) -> dict[str, Held]:
+    async def listed(self, worker: RemoteWorker, texts: Iterable[str]) -> dict[str, Fence]:
         """The attempts that a worker says it holds, by the text that it sent; what cannot be its own is left out."""
         found, owners = {}, (worker.id, await self.standing())
         for text in texts:
@@ -229,13 +232,13 @@ class RemoteWorkers:
                     found[text] = held
         return found
 
-    def attempt(self, held: Held) -> Attempt | None:
+    def attempt(self, held: Fence) -> Attempt | None:
         """What was claimed here as that attempt."""
         worker = self._known.get(held.worker_id)
         found = None if worker is None else worker.held.get(held.job_id)
         return found if found is not None and found.claimed.attempt == held.attempt else None
 
-    def ended(self, held: Held) -> Attempt | None:
+    def ended(self, held: Fence) -> Attempt | None:
         """The attempt has been settled: its slot is free. Returns what was claimed here as that attempt."""
         attempt, worker = self.attempt(held), self._known.get(held.worker_id)
         if worker is not None and attempt is not None:

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.errors import WorkerLost
+from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import GatewayClient, GatewayOptions
-from pgworkd.remote_daemon.held import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RemoteInstructions(Instructions):
 class GatewayHeartbeats(HeartbeatStore):
     """One beat renews the lease and brings the instructions. Raises PgworkdError."""
 
-    def __init__(self, gateway: GatewayOptions, limit_s: float, held: Held) -> None:
+    def __init__(self, gateway: GatewayOptions, limit_s: float, held: Assignments) -> None:
         self._http = GatewayClient(gateway, limit_s)
         self._held = held
         self._answer: dict[str, Any] = {}

@@ -16,14 +16,16 @@ from uuid import UUID
 
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore
-from pgworkd.database.schedule_store import Undeclared
-from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt, Store
+from pgworkd.database.schedule_store import Occurrence, Undeclared
+from pgworkd.database.store import Claimed, ClaimOrder, Claims, Store
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
+from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import CONFLICT, GatewayClient, GatewayOptions, problem
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
-from pgworkd.remote_daemon.held import Held
+from pgworkd.words.fence import Fence, Settlement, Settling
+from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.registration import Registration
 
 WAIT_S = 20.0
@@ -51,7 +53,7 @@ class GatewayStore(Store):
         super().__init__(limits)
         self._gateway, self._slots, self._on_told = gateway, slots, on_told
         self._http = GatewayClient(gateway)
-        self.held = Held()
+        self.held = Assignments()
         self._served: dict[str, int] = {}
         self._locked: set[UUID] = set()  # jobs that the last settle found locked
         self.transactions = _NoTransactions(limits, 1)
@@ -131,11 +133,11 @@ class GatewayStore(Store):
         if answer["cancel"] or answer["state"] != "run":
             self._on_told(answer["state"], self.held.attempts(answer["cancel"]))
         if claims and is_late:  # the gateway may have given them back, as no list of ours had them
-            ids, attempts = [each.id for each in claims], [each.attempt for each in claims]
+            late = [Fence.of(each.id, each.attempt, order.worker_id) for each in claims]
             try:
-                await self.settle_released(ids, attempts, [None] * len(ids), [None] * len(ids))
+                await self.settle(Ending.RELEASED, [Settlement(each, Outcome(Ending.RELEASED)) for each in late])
             finally:  # if that fails, the gateway gives them back, as our lists do not have them
-                self.held.remove(zip(ids, attempts, strict=True))
+                self.held.remove((each.job_id, each.attempt) for each in late)
             return Claims()
         return claims
 
@@ -143,101 +145,54 @@ class GatewayStore(Store):
         """None: the gateway does it."""
         return 0
 
-    # Settle: as the methods of `Store`; `worker_id` is in the assignments.
+    # Settle: as the methods of `SettleStore`; whose attempts they are is in the assignments.
 
-    async def settle_completed(
-        self, ids: Sequence[UUID], attempts: Sequence[int], results: Sequence[str | None], *_: Any, **how: Any
-    ) -> list[UUID]:
-        """Completes jobs with their results (JSON text)."""
-        bodies = [f'"outcome":"complete","result":{result or "null"}' for result in results]
-        return list(await self._settle(ids, attempts, bodies, **how))
-
-    async def settle_failed(self, failed: Sequence[FailedAttempt], *_: Any, **how: Any) -> dict[UUID, str]:
-        """Counts one failure each; the new status by id: failed, dead or cancelled."""
-        bodies = [_members(_failure(each)) for each in failed]
-        return await self._settle([each.id for each in failed], [each.attempt for each in failed], bodies, **how)
-
-    async def settle_released(
+    async def settle(
         self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        delays_s: Sequence[float | None],
-        messages: Sequence[str | None],
-        *_: Any,
-        **how: Any,
-    ) -> set[UUID]:
-        """Releases jobs without counting a failure; a delay of None keeps their place in the queue."""
-        bodies = [
-            _members({"outcome": "release", "delay_s": delay_s, "reason": message and message[:REASON_CHARS_MAX]})
-            for delay_s, message in zip(delays_s, messages, strict=True)
-        ]
-        return set(await self._settle(ids, attempts, bodies, **how))
-
-    async def settle_ended(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        statuses: Sequence[str],
-        messages: Sequence[str | None],
-        *_: Any,
-        **how: Any,
-    ) -> set[UUID]:
-        """Ends jobs that are cancelled: one that is given back is cancelled by the database."""
-        return await self.settle_released(ids, attempts, [None] * len(ids), messages, **how)
-
-    async def still_running(
-        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
-    ) -> set[UUID]:
-        """Those of these that the last settle found locked."""
-        return self._locked.intersection(ids)
-
-    async def settled(
-        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
-    ) -> dict[UUID, str]:
-        """Nothing: the gateway answers a repeated settle with the status that the first one has set."""
-        return {}
-
-    async def _settle(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        bodies: Sequence[str],
+        ending: Ending,
+        settles: Sequence[Settling],
+        following: Sequence[Occurrence] = (),
         *,
         skip_locked: bool = False,
-        **_how: bool,
+        deferred: bool = False,
     ) -> dict[UUID, str]:
         """The new status of each that was still ours. Raises an error that concerns one of them, if there is any.
 
-        With `skip_locked` locked ones are missing (see `still_running`); without, they are such an error.
+        With `skip_locked` locked ones are missing (see `running`); without, they are such an error. The gateway adds
+        the occurrences that follow. A job that was cancelled is given back, which cancels it in the database.
         """
-        sent = [
-            (job_id, attempt, text, body)
-            for job_id, attempt, body in zip(ids, attempts, bodies, strict=True)
-            if (text := self.held.text(job_id, attempt)) is not None
-        ]
+        sent = [(each, text) for each in settles if (text := self.held.text(*each.fence[:2])) is not None]
         if not sent:
             return {}
-        settlements = ",".join(f'{{"assignment":"{text}",{body}}}' for _, _, text, body in sent)
+        settlements = ",".join(f'{{"assignment":"{text}",{_BODIES[ending](each.outcome)}}}' for each, text in sent)
         body = f'{{"settlements":[{settlements}]}}'.encode()
         answers = (await self._http.call("POST", "/v1/settlements", body))["settlements"]
         statuses, locked, wrong = dict[UUID, str](), set[UUID](), list[PgworkdError]()
         ended = []
-        for (job_id, attempt, _, _), answer in zip(sent, answers, strict=True):
+        for (each, _), answer in zip(sent, answers, strict=True):
             error = None if answer["problem"] is None else problem(answer["problem"]["status"], answer["problem"])
             if error is None:
-                statuses[job_id] = answer["status"]
+                statuses[each.fence.job_id] = _STATUSES.get(ending) or answer["status"]
             elif skip_locked and isinstance(error, DatabaseBusy) and error.locked:
-                locked.add(job_id)
+                locked.add(each.fence.job_id)
                 continue
             elif not isinstance(error, LeaseLost | WorkerLost):
                 wrong.append(error)
                 continue
-            ended.append((job_id, attempt))
+            ended.append((each.fence.job_id, each.fence.attempt))
         self._locked = locked
         if wrong:  # the others are repeated with it, and answered as before
             raise wrong[0]
         self.held.remove(ended)
         return statuses
+
+    async def running(self, fences: Sequence[Fence]) -> set[UUID]:
+        """Those of these that the last settle found locked."""
+        return self._locked.intersection(fence.job_id for fence in fences)
+
+    async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
+        """Nothing: the gateway answers a repeated settle with the status that the first one has set."""
+        return {}
 
     async def report_progress(self, rows: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
         """Stores the progress of attempts that still run: (id, attempt, 0 to 1, message) of each."""
@@ -308,20 +263,46 @@ def _epoch(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _failure(failed: FailedAttempt) -> dict[str, Any]:
-    error = json.loads(failed.error)
-    return {
+def _completed(outcome: Outcome) -> str:
+    return f'"outcome":"complete","result":{outcome.result or "null"}'
+
+
+def _failed(outcome: Outcome) -> str:
+    error = outcome.error or {}
+    facts = {
         "outcome": "fail",
         "type": (error.get("type") or "Error")[:_TYPE_MAX],
-        "message": (error.get("message") or failed.message)[:_MESSAGE_MAX],
+        "message": (error.get("message") or outcome.message or "")[:_MESSAGE_MAX],
         "traceback": (error.get("traceback") or "")[:_TRACEBACK_MAX],
-        "retryable": not failed.permanent,
-        "retry_in_s": failed.delay_s,
+        "retryable": not outcome.permanent,
+        "retry_in_s": outcome.delay_s,
     }
+    return _members(facts)
+
+
+def _released(outcome: Outcome) -> str:
+    reason = outcome.message and outcome.message[:REASON_CHARS_MAX]
+    delay_s = outcome.delay_s if outcome.ending is Ending.RELEASED else None
+    return _members({"outcome": "release", "delay_s": delay_s, "reason": reason})
 
 
 def _members(values: dict[str, Any]) -> str:
     return json.dumps(values)[1:-1]
+
+
+_BODIES: Mapping[Ending, Callable[[Outcome], str]] = {
+    Ending.COMPLETED: _completed,
+    Ending.FAILED: _failed,
+    Ending.RELEASED: _released,
+    Ending.CANCELLED: _released,
+    Ending.EXPIRED: _released,
+}
+_STATUSES = {
+    Ending.COMPLETED: "completed",
+    Ending.RELEASED: "pending",
+    Ending.CANCELLED: "cancelled",
+    Ending.EXPIRED: "expired",
+}
 
 
 class _NoTransactions(TransactionPool):

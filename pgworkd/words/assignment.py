@@ -13,10 +13,11 @@ import hashlib
 import hmac
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any
 from uuid import UUID
 
 from pgworkd.errors import UsageError
+from pgworkd.words.fence import Fence
 
 _PREFIX = "a1_"
 _FIELDS = struct.Struct(">16siI16s")
@@ -33,36 +34,30 @@ _TEXT_CHARS = len(_PREFIX) + -(-(_FIELDS.size + _MAC_BYTES) * 4 // 3)
 _PADDING = b"=" * (-(_TEXT_CHARS - len(_PREFIX)) % 4)
 
 
-class Assignment(NamedTuple):
-    """The fence of one attempt."""
+def sealed(fence: Fence) -> str:
+    """The attempt as text, with a MAC under the token of its worker, which it must have."""
+    if fence.token is None:
+        raise UsageError(f"worker {fence.worker_id} has no token: its assignments could be forged")
+    nonce = _NO_NONCE if fence.nonce is None else fence.nonce.bytes
+    fields = _FIELDS.pack(fence.job_id.bytes, fence.attempt, fence.worker_id, nonce)
+    mac = _keyed(fence.token).copy()
+    mac.update(fields)
+    text = binascii.b2a_base64(fields + mac.digest(), newline=False).translate(_TO_URLS).decode()
+    return _PREFIX + text.rstrip("=")
 
-    job_id: UUID
-    attempt: int
-    worker_id: int
-    nonce: UUID | None = None
-    """`jobs.assignment_id`; None: the attempt is leased with its worker."""
 
-    def sealed(self, key: UUID) -> str:
-        """As text, with a MAC; `key`: the token of the worker's registration."""
-        nonce = _NO_NONCE if self.nonce is None else self.nonce.bytes
-        fields = _FIELDS.pack(self.job_id.bytes, self.attempt, self.worker_id, nonce)
-        mac = _keyed(key).copy()
-        mac.update(fields)
-        text = binascii.b2a_base64(fields + mac.digest(), newline=False).translate(_TO_URLS).decode()
-        return _PREFIX + text.rstrip("=")
+def parsed(text: str) -> Fence:
+    """The attempt that a text names, whoever made it, without a token. Raises UsageError if it is none."""
+    job, attempt, worker_id, nonce = _FIELDS.unpack_from(_decoded(text))
+    return Fence(UUID(bytes=job), attempt, worker_id, None, None if nonce == _NO_NONCE else UUID(bytes=nonce))
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """What a text says, whoever made it. Raises UsageError if it is none; see `is_sealed`."""
-        job, attempt, worker_id, nonce = _FIELDS.unpack_from(_decoded(text))
-        return cls(UUID(bytes=job), attempt, worker_id, None if nonce == _NO_NONCE else UUID(bytes=nonce))
 
-    def is_sealed(self, text: str, key: UUID) -> bool:
-        """True if `text`, of which this was read, is the one that was made with this key; takes as long if it is not.
+def is_sealed(text: str, fence: Fence) -> bool:
+    """True if `text` is the one that was made of this attempt, with its token; takes as long if it is not.
 
-        Each assignment has one text: another spelling of the same bytes is none.
-        """
-        return hmac.compare_digest(self.sealed(key).encode(), text.encode())
+    Each assignment has one text: another spelling of the same bytes is none.
+    """
+    return hmac.compare_digest(sealed(fence).encode(), text.encode())
 
 
 @lru_cache(KEYS_MAX)

@@ -13,7 +13,7 @@ from pgworkd.database.remote_store import RemoteStore
 from tests.chaos.deadly import arm, make_deadly
 from tests.kits import quick_gateway
 
-POINTS = ("claim_for", "settle_completed", "settle_failed", "heartbeats", "news")
+POINTS = ("claim_for", "settle", "heartbeats", "news")
 
 if __name__ == "__main__":
     os.environ["CHAOS_PID"] = str(os.getpid())

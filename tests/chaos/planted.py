@@ -216,9 +216,9 @@ BUGS = (
     ),
     python(
         "outcomes are dropped during a database outage",
-        "engine/settle/settler",
-        "                await self._outage.wait(error)\n",
-        "                return 'completed', set()\n",
+        "engine/settle/loop",
+        "                await self._policy.unavailable(error)\n",
+        "                return {item.fence.job_id: 'completed' for item in items}, _NOTHING, {}\n",
         kinds="postgres_down,cut",
     ),
     python(

@@ -22,7 +22,7 @@ BUGS = (
     python(
         "an assignment is taken without its MAC",
         "remote/workers",
-        "        if not found.is_sealed(text, key):",
+        "        if not is_sealed(text, fence):",
         "        if False:",
         tests=_WORKERS,
     ),
@@ -84,7 +84,7 @@ BUGS = (
     ),
     python(
         "an occurrence that was claimed elsewhere is followed by none",
-        "remote/attempts",
+        "remote/settles",
         "        if elsewhere:",
         "        if False:",
         tests="tests/http/test_worker_schedules.py",
@@ -92,15 +92,15 @@ BUGS = (
     python(
         "a repeated settle is an error",
         "remote/settles",
-        "        if status is not None and status in _STATUSES[item.outcome.ending]:",
-        "        if False:",
+        "    if status is not None and status in _STATUSES[item.outcome.ending]:",
+        "    if False:",
         tests=_WORKERS,
     ),
     python(
         "a bad settle harms the others",
-        "remote/settles",
-        "            elif len(items) > 1 and isinstance(error, DatabaseBusy | DatabaseError):",
-        "            elif False:",
+        "engine/settle/loop",
+        "            elif len(items) == 1 or (away and not self._policy.keeps):",
+        "            elif True:",
         tests=_FAULTS,
     ),
     python(
@@ -133,8 +133,8 @@ BUGS = (
     ),
     python(
         "a remote daemon does not list what it holds",
-        "remote_daemon/held",
-        "        return [each.text for each in list(self._texts.values()) if each.token == token]",
+        "remote_daemon/assignments",
+        "        return [text for text, token in list(self._texts.values()) if token == ours]",
         "        return []",
         tests=_DAEMON,
     ),
@@ -155,7 +155,7 @@ BUGS = (
     python(
         "a locked job of a remote daemon counts as taken",
         "remote_daemon/store",
-        "                locked.add(job_id)\n                continue\n",
+        "                locked.add(each.fence.job_id)\n                continue\n",
         "                pass\n",
         tests=_DAEMON,
     ),

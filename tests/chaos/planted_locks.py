@@ -18,16 +18,16 @@ BUGS = (
     ),
     python(
         "a settle that met a lock is not retried without the locked rows",
-        "engine/settle/settler",
+        "engine/settle/loop",
         "if skip or not (isinstance(error, DatabaseBusy) and error.locked):\n",
         "if error is not None:\n",
         tests=f"{_LOCKED} {_OPEN}",
     ),
     python(
         "locked rows are treated as stale",
-        "engine/settle/settler",
-        '        if not missing or not self._how.get("skip_locked"):\n',
-        "        if missing is not None:\n",
+        "engine/settle/loop",
+        "await self._locked(missing) if skip and missing else _NOTHING\n",
+        "_NOTHING\n",
         tests=_LOCKED,
     ),
     sql(
@@ -82,8 +82,8 @@ BUGS = (
     python(
         "a rejected outcome is retried forever",
         "engine/settle/settler",
-        "        if is_last_resort(outcome):\n",
-        "        if outcome is not None:\n",
+        "        if not is_last_resort(item.outcome):\n",
+        "        if False:\n",
         tests=_ERRORS,
     ),
     python(
@@ -95,7 +95,7 @@ BUGS = (
     ),
     python(
         "a rejected flush is halved down to its last job",
-        "engine/settle/settler",
+        "engine/settle/loop",
         "        if flush.error is not None and flush.failures > flush.failures_max:\n",
         "        if flush.error is not None and flush.failures > 10_000:\n",
         tests=f"{_ERRORS} -k many_locked",

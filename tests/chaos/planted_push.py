@@ -95,8 +95,8 @@ BUGS = (
     python(
         "any assignment lets in without a token",
         "remote/workers",
-        "            return pushed is not None and found.worker_id == pushed and found.is_sealed(text, pushed.token)",
-        "            return bool(found)",
+        "            if pushed is not None and found.worker_id == pushed:\n",
+        "            if pushed is None or pushed:\n                return True\n            if pushed is not None:\n",
         tests=_CALLBACKS,
     ),
     sql(

@@ -68,7 +68,7 @@ BUGS = (
     ),
     python(
         "an outcome is lost to what refuses the next job",
-        "engine/settle/settler",
+        "engine/settle/loop",
         "            if len(items) == 1 and not deferred and not isinstance(error, DatabaseUnavailable):\n",
         "            if False:\n",
         tests=f"{_CLAIMS} -k outcome_is_stored",

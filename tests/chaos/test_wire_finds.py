@@ -12,7 +12,7 @@ import pytest
 from pgworkd import App, DeadJob, Job
 from pgworkd.admin import Admin
 from pgworkd.cli.common import hinted
-from pgworkd.database import settle_statements
+from pgworkd.database import settles
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
@@ -117,7 +117,7 @@ async def test_looking_up_an_unanswered_settle_does_not_scan_the_history(db: asy
     await db.execute(f"{HISTORY}; ANALYZE pgworkd.finished_jobs")
     ids = [row[0] for row in await db.fetch("SELECT id FROM pgworkd.finished_jobs LIMIT 20")]
     async with db.transaction():
-        assert {row[1] for row in await db.fetch(settle_statements.SETTLED, ids, [1] * 20, None)} == {"completed"}
+        assert {row[1] for row in await db.fetch(settles.SETTLED, ids, [1] * 20, [0] * 20)} == {"completed"}
         read = "SELECT sum(seq_tup_read)::int FROM pg_stat_xact_user_tables WHERE relname ~ '^finished_jobs'"
         assert await db.fetchval(read) < 1000
 

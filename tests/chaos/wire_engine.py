@@ -16,8 +16,10 @@ from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.tallies import Tallies
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert, until
+from tests.kits.settles import complete
 
 
 class Engine(Operation):
@@ -62,7 +64,7 @@ class Engine(Operation):
     async def run_again(self) -> None:
         """Runs the job to its end, without cuts."""
         claimed = (await self.scene.aside.claim(self.order()))[0]
-        await self.scene.aside.settle_completed([claimed.id], [claimed.attempt], [None])
+        await complete(self.scene.aside, Fence.of(claimed.id, claimed.attempt, self.worker_id))
 
     async def faults(self) -> list[str]:
         return differs("rows of the job", await rows_of(self.db, self.job), [("completed", 1, 0)])
@@ -93,7 +95,7 @@ class Claim(Engine):
         if self.claimed is None:
             self.missed = await self.done()
             self.claimed = await self.claim_until_it_comes()
-        await self.store.settle_completed([self.claimed.id], [self.claimed.attempt], [None])
+        await complete(self.store, Fence.of(self.claimed.id, self.claimed.attempt, self.worker_id))
 
     async def faults(self) -> list[str]:
         return differs("rows of the job", await rows_of(self.db, self.job), [("completed", 1 + self.missed, 0)])

@@ -6,13 +6,15 @@ from typing import ClassVar
 from uuid import uuid4
 
 from pgworkd.database.claims import ClaimOrder
-from pgworkd.database.endpoint_store import EndpointStore, Handed
-from pgworkd.database.remote_store import Held, RemoteStore, Waiter
-from pgworkd.words.assignment import Assignment
+from pgworkd.database.endpoint_store import EndpointStore
+from pgworkd.database.remote_store import RemoteStore, Waiter
+from pgworkd.words.assignment import sealed
+from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of, told_by
 from tests.chaos.wire_routes import slug_of, told_by_problem
 from tests.chaos.wire_workers import Complete, Extend, Fail, OfWorker, Release
 from tests.kits.daemon import insert
+from tests.kits.settles import complete
 
 
 class HandOver(Operation):
@@ -28,20 +30,20 @@ class HandOver(Operation):
         job = await insert(self.db, self.queue)
         await self.remote.claim_for([Waiter(worker, 1, None)], ClaimOrder(0, self.queue, 0), worker, uuid4())
         self.standing = await self.aside.standing_worker()
-        self.held = Handed(job, 1, int(worker), self.standing, 60.0, uuid4())
+        self.held, self.nonce = Fence(job, 1, int(worker)), uuid4()
 
     async def attempt(self) -> Told:
-        return await told_by(self.store.hand_over(self.held))
+        return await told_by(self.store.hand_over(self.held, self.standing, 60.0, self.nonce))
 
     async def done(self) -> bool:
         sql = "SELECT worker_id = $2 AND assignment_id = $3 FROM pgworkd.jobs WHERE id = $1"
-        return bool(await self.db.fetchval(sql, self.held.job_id, self.standing, self.held.nonce))
+        return bool(await self.db.fetchval(sql, self.held.job_id, self.standing, self.nonce))
 
     async def carry_on(self) -> None:
-        self.again = await self.store.hand_over(self.held)
-        self.other = await self.store.hand_over(self.held._replace(nonce=uuid4()))
-        ended = Held(self.held.job_id, 1, self.standing, self.standing.token, self.held.nonce)
-        self.settled = await self.remote.settle_completed([ended], [None])
+        self.again = await self.store.hand_over(self.held, self.standing, 60.0, self.nonce)
+        self.other = await self.store.hand_over(self.held, self.standing, 60.0, uuid4())
+        ended = Fence(self.held.job_id, 1, self.standing, self.standing.token, self.nonce)
+        self.settled = await complete(self.remote, ended)
 
     async def faults(self) -> list[str]:
         return [
@@ -120,9 +122,9 @@ class _Callback(OfWorker):
         standing, nonce = await endpoints.standing_worker(), uuid4()
         found = await store.claim_for([Waiter(self.worker, 1, None)], ClaimOrder(0, self.queue, 0), self.worker, nonce)
         for each in found.claims:
-            assert await endpoints.hand_over(Handed(each.id, 1, int(self.worker), standing, 60.0, nonce))
+            assert await endpoints.hand_over(Fence(each.id, 1, int(self.worker)), standing, 60.0, nonce)
         await endpoints.close()
-        return [Assignment(each.id, 1, standing, nonce).sealed(standing.token) for each in found.claims]
+        return [sealed(Fence(each.id, 1, standing, standing.token, nonce)) for each in found.claims]
 
     async def send(self) -> Told:
         self.answer = await self.call.client.request(self.method, self.path, json=self.body)  # without a token

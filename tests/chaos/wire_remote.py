@@ -6,11 +6,12 @@ from typing import ClassVar
 from uuid import UUID, uuid4
 
 from pgworkd.database.claims import ClaimOrder
-from pgworkd.database.remote_store import RENEWED, Held, RemoteStore, Waiter
-from pgworkd.database.store import FailedAttempt
+from pgworkd.database.remote_store import RENEWED, RemoteStore, Waiter
+from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert
+from tests.kits.settles import complete, failed, released, settle
 
 _RUNNING = "SELECT attempts FROM pgworkd.jobs WHERE id = $1 AND worker_id = $2"
 _LEASE = "SELECT extract(epoch FROM lease_until - now())::float8 FROM pgworkd.workers WHERE id = $1"
@@ -31,18 +32,18 @@ class Remote(Operation):
         self.other = await self.aside.register("b", "v", 30)
         self.job: UUID = await insert(self.db, self.queue)
 
-    async def claim(self, store: RemoteStore, worker: Registration) -> Held:
+    async def claim(self, store: RemoteStore, worker: Registration) -> Fence:
         """The job, for that worker."""
         standing, nonce = await self.aside.standing_worker(), uuid4()
         waiter = Waiter(worker, 1, self.lease_s)
         found = await store.claim_for([waiter], ClaimOrder(0, self.queue, 0), standing, nonce)
         runs_under = worker if self.lease_s is None else standing
         own = None if self.lease_s is None else nonce
-        return Held(self.job, found.claims[0].attempt, runs_under, runs_under.token, own)
+        return Fence(self.job, found.claims[0].attempt, runs_under, runs_under.token, own)
 
     async def complete(self) -> None:
         """The other worker claims it, and completes it, without cuts."""
-        await self.aside.settle_completed([await self.claim(self.aside, self.other)], [None])
+        await complete(self.aside, await self.claim(self.aside, self.other))
 
     async def close(self) -> None:
         await self.store.close()
@@ -55,7 +56,7 @@ class RemoteClaim(Remote):
     name = "remote: claim_for"
 
     async def attempt(self) -> Told:
-        self.held: Held | None = None
+        self.held: Fence | None = None
 
         async def claim() -> None:
             self.held = await self.claim(self.store, self.worker)
@@ -68,11 +69,11 @@ class RemoteClaim(Remote):
     async def carry_on(self) -> None:
         self.missed = self.held is None and await self.done()
         if self.held is not None:
-            await self.store.settle_completed([self.held], [None])
+            await complete(self.store, self.held)
             return
         if self.missed:
-            orphan = Held(self.job, 1, self.worker, self.worker.token)
-            assert await self.store.settle_released([orphan], [None], [None]) == {self.job}
+            orphan = Fence(self.job, 1, self.worker, self.worker.token)
+            assert await settle(self.store, released(), orphan) == {self.job: "pending"}
         await self.complete()
 
     async def faults(self) -> list[str]:
@@ -93,7 +94,7 @@ class RemoteComplete(Remote):
 
     async def settle(self) -> set[UUID]:
         """Sends it once."""
-        return await self.store.settle_completed([self.held], [None])
+        return await complete(self.store, self.held)
 
     async def attempt(self) -> Told:
         return await told_by(self.settle())
@@ -130,8 +131,7 @@ class RemoteFail(RemoteComplete):
     failures = 1
 
     async def settle(self) -> set[UUID]:
-        failed = FailedAttempt(self.job, 1, 3600.0, False, "no", '{"type": "E", "message": "no"}')
-        return set(await self.store.settle_failed([self.held], [failed]))
+        return set(await settle(self.store, failed(3600.0), self.held))
 
 
 class RemoteRelease(RemoteComplete):
@@ -141,7 +141,7 @@ class RemoteRelease(RemoteComplete):
     becomes = "pending"
 
     async def settle(self) -> set[UUID]:
-        return await self.store.settle_released([self.held], [3600.0], [None])
+        return set(await settle(self.store, released(3600.0), self.held))
 
 
 class RemoteBeat(Remote):

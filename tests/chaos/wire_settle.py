@@ -32,7 +32,7 @@ class Settle(Engine):
         self.held = await self.claim()
         self.recurring = Recurring(self.scene.aside, self.events)
         if not self.cold:
-            await self.store.settle_completed([], [], [])
+            await self.store.settle(Ending.COMPLETED, [])
 
     async def attempt(self) -> Told:
         self.said: list[str | None] = []
@@ -120,7 +120,7 @@ class SettleOccurrence(Settle):
         sql = "UPDATE pgworkd.jobs SET run_at = pgworkd.clock() WHERE schedule = $1 RETURNING id"
         self.job = await self.db.fetchval(sql, self.queue)
         self.held = await self.claim()
-        await self.store.settle_completed([], [], [])
+        await self.store.settle(Ending.COMPLETED, [])
 
     async def faults(self) -> list[str]:
         return [*await super().faults(), *await occurrences_differ(self)]

@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from pgworkd.database.claims import ClaimOrder
 from pgworkd.database.remote_store import RemoteStore, Waiter
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import sealed
+from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import STUCK_S, Operation, Told, differs, rows_of
 from tests.chaos.wire_routes import Route, slug_of, told_by_problem
 from tests.kits.daemon import insert, until
@@ -71,7 +72,7 @@ class OfWorker(Service):
         found = await store.claim_for([Waiter(self.worker, self.jobs, self.lease_s)], order, standing, nonce)
         under = self.worker if self.lease_s is None else standing
         own = None if self.lease_s is None else nonce
-        return [Assignment(each.id, 1, under, own).sealed(under.token) for each in found.claims]
+        return [sealed(Fence(each.id, 1, under, under.token, own)) for each in found.claims]
 
     async def rows(self) -> list[tuple[str, int, int]]:
         """Those of all its jobs."""

@@ -36,7 +36,7 @@ from tests.kits.daemon import made, quick_options
 
 LOG = "CHAOS_LOG"
 """In the environment of a daemon: what becomes of its log."""
-POINTS = ("claim", "settle_completed", "settle_failed", "rescue", "heartbeat")
+POINTS = ("claim", "settle", "rescue", "heartbeat")
 VITALS_S = 1.0
 _NOTED = {
     events.DAEMON_READY,

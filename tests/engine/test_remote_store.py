@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator
 
@@ -16,15 +17,18 @@ from pgworkd.database.remote_store import (
     LOST,
     RENEWED,
     Beat,
-    Held,
     RemoteClaims,
     RemoteStore,
     RemoteWorker,
     Waiter,
 )
-from pgworkd.database.store import FailedAttempt
+from pgworkd.words.fence import Fence, Settlement
+from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.registration import Registration, token_of
+from tests.kits.settles import COMPLETED, complete, failed, released, settle
 from tests.kits.verbs import Db, cancel, insert, live, one, over, statuses
+
+CANCELLED = Outcome(Ending.CANCELLED)
 
 
 @pytest.fixture
@@ -41,9 +45,9 @@ async def _claimed(store: RemoteStore, *waiters: Waiter) -> RemoteClaims:
     )
 
 
-def _held(claims: RemoteClaims, workers: dict[int, Registration]) -> list[Held]:
+def _held(claims: RemoteClaims, workers: dict[int, Registration]) -> list[Fence]:
     return [
-        Held(claim.id, claim.attempt, worker, workers[worker].token)
+        Fence(claim.id, claim.attempt, worker, workers[worker].token)
         for claim, worker in zip(claims.claims, claims.workers, strict=True)
     ]
 
@@ -59,19 +63,21 @@ async def test_each_settle_ends_only_what_runs_under_its_worker(store: RemoteSto
     forged = [each._replace(token=uuid.uuid4()) for each in held[:4]]
     for wrong in (thieves, forged):
         assert await store.running(wrong) == set()
-        assert await store.settle_completed(wrong, [None] * 4) == set()
-        assert await store.settle_released(wrong, [None] * 4, [None] * 4) == set()
-        assert await store.settle_ended(wrong, ["cancelled"] * 4, [None] * 4) == set()
+        for outcome in (COMPLETED, failed(), released(), CANCELLED):
+            assert await settle(store, outcome, *wrong) == {}
         assert await store.extend(wrong, [None] * 4) == {}
     assert await statuses(db, ids) == ["running"] * 8
     assert await store.running(held) == set(ids)
     mixed = [held[0], thieves[1], held[4]]
-    assert await store.settle_completed(mixed, ['{"ok": true}', None, None], (), [1.5, None, None]) == {ids[0], ids[4]}
+    outcomes = [Outcome(Ending.COMPLETED, '{"ok": true}'), COMPLETED, COMPLETED]
+    found = await store.settle(Ending.COMPLETED, list(map(Settlement, mixed, outcomes, [time.monotonic(), None, None])))
+    assert found == {ids[0]: "completed", ids[4]: "completed"}
     assert json.loads((await over(db, ids[0]))["result"]) == {"ok": True}
-    failed = [FailedAttempt(ids[n], 1, 5.0, n == 5, "boom", '{"type": "E"}') for n in (1, 5)]
-    assert await store.settle_failed([held[1], held[5]], failed) == {ids[1]: "failed", ids[5]: "dead"}
-    assert await store.settle_released([held[2], held[6]], [None, 60.0], [None, "later"]) == {ids[2], ids[6]}
-    assert await store.settle_ended([held[3], held[7]], ["cancelled"] * 2, [None, None]) == {ids[3], ids[7]}
+    failures = [Settlement(held[n], failed(permanent=n == 5)) for n in (1, 5)]
+    assert await store.settle(Ending.FAILED, failures) == {ids[1]: "failed", ids[5]: "dead"}
+    back = [Settlement(held[2], released()), Settlement(held[6], released(60.0, "later"))]
+    assert await store.settle(Ending.RELEASED, back) == {ids[2]: "pending", ids[6]: "pending"}
+    assert await settle(store, CANCELLED, held[3], held[7]) == {ids[3]: "cancelled", ids[7]: "cancelled"}
     settled = await store.settled(held)
     assert settled == {
         ids[0]: "completed",
@@ -86,8 +92,10 @@ async def test_each_settle_ends_only_what_runs_under_its_worker(store: RemoteSto
     assert await store.settled([each._replace(attempt=2) for each in held]) == {}
 
 
-@pytest.mark.parametrize("settle", ["complete", "fail", "release", "end"])
-async def test_a_locked_job_holds_up_no_settle_of_others(store: RemoteStore, db: Db, dsn: str, settle: str) -> None:
+@pytest.mark.parametrize("outcome", [COMPLETED, failed(), released(), CANCELLED], ids=lambda each: each.ending.value)
+async def test_a_locked_job_holds_up_no_settle_of_others(
+    store: RemoteStore, db: Db, dsn: str, outcome: Outcome
+) -> None:
     a = await store.register("a", "v", 30)
     ids = await insert(db, 3)
     held = _held(await _claimed(store, Waiter(a, 3)), {a: a})
@@ -95,17 +103,7 @@ async def test_a_locked_job_holds_up_no_settle_of_others(store: RemoteStore, db:
     try:
         await other.execute("BEGIN")
         await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", ids[1])
-        match settle:
-            case "complete":
-                won = await store.settle_completed(held, [None] * 3, skip_locked=True)
-            case "fail":
-                failed = [FailedAttempt(each, 1, 5.0, False, "m", '{"type": "E"}') for each in ids]
-                won = set(await store.settle_failed(held, failed, skip_locked=True))
-            case "release":
-                won = await store.settle_released(held, [None] * 3, [None] * 3, skip_locked=True)
-            case _:
-                won = await store.settle_ended(held, ["cancelled"] * 3, [None] * 3, skip_locked=True)
-        assert won == {ids[0], ids[2]}
+        assert (await settle(store, outcome, *held, skip_locked=True)).keys() == {ids[0], ids[2]}
         assert await store.running(held) == {ids[1]}
     finally:
         other.terminate()
@@ -117,17 +115,17 @@ async def test_a_lease_of_its_own_is_extended_and_settled_under_the_standing_wor
     nonce = uuid.uuid4()
     claims = await store.claim_for([Waiter(a, 1, 60.0), Waiter(a, 1)], ClaimOrder(0, "q", 0), standing, nonce)
     assert claims.workers == [a, a], "whoever asked; the attempt runs under another"
-    own = Held(ids[0], 1, standing, standing.token, nonce)
-    mine = Held(ids[1], 1, a, a.token)
+    own = Fence(ids[0], 1, standing, standing.token, nonce)
+    mine = Fence(ids[1], 1, a, a.token)
     left = await store.extend([own, mine], [90.0, None])
     assert left.keys() == set(ids)
     assert left[ids[0]] == (pytest.approx(90, abs=1), False)
     assert left[ids[1]] == (None, False)
     await db.execute("SELECT pgworkd.cancel($1)", [ids[0]])
     assert (await store.extend([own], [90.0]))[ids[0]] == (pytest.approx(90, abs=1), True)
-    assert await store.settle_completed([own._replace(nonce=uuid.uuid4())], [None]) == set()
+    assert await complete(store, own._replace(nonce=uuid.uuid4())) == set()
     assert await store.abandon(a) == [ids[1]]
-    assert await store.settle_completed([own], [None]) == {ids[0]}
+    assert await complete(store, own) == {ids[0]}
     assert await store.abandon(a) is None
 
 
@@ -159,7 +157,7 @@ async def test_cancels_of_several_workers_come_together(store: RemoteStore, db: 
     news = await store.news([a, b])
     assert (sorted(news.cancels), news.gone) == ([(a, ids[1], 1), (b, ids[2], 1)], [])
     assert await store.news([]) == ([], [])
-    mine = [Held(job_id, 1, a, a.token) for job_id in ids]
+    mine = [Fence(job_id, 1, a, a.token) for job_id in ids]
     assert sorted((await store.news([a], mine)).gone) == sorted((a, job_id, 1) for job_id in ids[2:])
 
 
@@ -181,8 +179,7 @@ async def test_a_failure_without_a_delay_has_that_of_the_queue(store: RemoteStor
     await insert(db, 2)
     held = _held(await _claimed(store, Waiter(a, 2)), {a: a})
     for each, delay_s, skip in zip(held, (None, 7.0), (False, True), strict=True):
-        failed = [FailedAttempt(each.job_id, 1, delay_s, permanent=False, message="m", error="{}")]
-        assert await store.settle_failed([each], failed, skip_locked=skip) == {each.job_id: "failed"}
+        assert await settle(store, failed(delay_s), each, skip_locked=skip) == {each.job_id: "failed"}
     sql = "SELECT extract(epoch FROM run_at - pgworkd.clock())::float8 FROM pgworkd.jobs ORDER BY id"
     first, second = [row[0] for row in await db.fetch(sql)]
     assert 880 < first < 1120

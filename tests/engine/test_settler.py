@@ -13,9 +13,10 @@ from pgworkd import App, Job
 from pgworkd.database import store
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.settle import settler
+from pgworkd.engine.settle import loop, settler
 from pgworkd.errors import OutcomeUnknown, Snooze
 from pgworkd.words import events
+from pgworkd.words.job import Ending
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 from tests.kits.proxy import Proxy
 
@@ -26,14 +27,14 @@ def counted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of each flush of completions, from now on."""
     sizes: list[int] = []
     kept = daemon._store
-    settle = kept.settle_completed
+    settle = kept.settle
 
-    async def counting(ids: Any, *rest: Any) -> Any:
-        if ids:  # the warm-up settles nothing
-            sizes.append(len(ids))
-        return await settle(ids, *rest)
+    async def counting(ending: Ending, settles: Any, *rest: Any, **how: bool) -> Any:
+        if settles and ending is Ending.COMPLETED:  # the warm-up settles nothing
+            sizes.append(len(settles))
+        return await settle(ending, settles, *rest, **how)
 
-    monkeypatch.setattr(kept, "settle_completed", counting)
+    monkeypatch.setattr(kept, "settle", counting)
     return sizes
 
 
@@ -91,7 +92,7 @@ async def test_claims_continue_while_nothing_can_be_settled(dsn: str, db: asyncp
 
 
 async def test_a_batch_has_a_size_limit(dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settler, "FLUSH_MAX", 7)
+    monkeypatch.setattr(loop, "FLUSH_MAX", 7)
     app = App()
 
     @app.handler("q", concurrency=100)
@@ -154,18 +155,18 @@ async def test_an_outage_during_a_settle_loses_no_outcome(
 
     async with running(app, dsn) as (daemon, seen):
         kept, calls = daemon._store, 0
-        settle = kept.settle_completed
+        settle = kept.settle
 
-        async def unreliable(*args: Any) -> Any:
+        async def unreliable(*args: Any, **how: bool) -> Any:
             nonlocal calls
             calls += 1
             if calls > heals_after * 2:
-                return await settle(*args)
+                return await settle(*args, **how)
             if calls % 2:
-                await settle(*args)
+                await settle(*args, **how)
             raise OutcomeUnknown("no answer")
 
-        monkeypatch.setattr(kept, "settle_completed", unreliable)
+        monkeypatch.setattr(kept, "settle", unreliable)
         monkeypatch.setattr("pgworkd.database.reconnect.CAP_S", 0.1)
         await db.execute(BACKLOG, 200)
         await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"))
@@ -280,7 +281,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settler, "CAPACITY", 50)
-    monkeypatch.setattr(settler, "FLUSH_MAX", 20)
+    monkeypatch.setattr(loop, "FLUSH_MAX", 20)
     app = App()
 
     @app.handler("q", concurrency=10)

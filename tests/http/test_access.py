@@ -21,12 +21,13 @@ from pgworkd.http.request.access import Rate
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.request.problems import Problem
 from pgworkd.words.access import SCOPES, Access
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import sealed
+from pgworkd.words.fence import Fence
 from tests.kits.gateway import ALL, Caller, also, calling, token
 from tests.kits.schema import granted
 
 ID = str(UUID(int=7))
-ASSIGNMENT = Assignment(UUID(int=7), 1, 7).sealed(UUID(int=1))
+ASSIGNMENT = sealed(Fence(UUID(int=7), 1, 7, UUID(int=1)))
 OPEN = {"/healthz", "/readyz", "/v1/problems/{slug}"}
 BODIES: dict[str, Any] = {
     "POST /v1/jobs": {"queue": "q"},

@@ -21,7 +21,7 @@ from anyio import to_thread
 from pgworkd.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words.access import SCOPES
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import parsed
 from tests.http.probes import CANARY, PROBES, Probe
 from tests.kits.gateway import LIMIT_S, served, token
 
@@ -120,7 +120,7 @@ async def filled(client: httpx.AsyncClient, narrow: str) -> dict[str, str]:
     put = await client.put("/v1/schedules/secret", json=rule)
     assert put.is_success, put.text
     pending = (await made("/v1/jobs", job))["id"]
-    fence = Assignment.parse(running["assignment"])
+    fence = parsed(running["assignment"])
     text = running["assignment"]
     return ended | {
         "job": pending,

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from pgworkd.http.request.gateway import Gateway
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import parsed, sealed
 from tests.kits.gateway import Caller, also, calling, token
 from tests.kits.workers import Worker, registered
 
@@ -102,8 +102,8 @@ async def test_a_stale_or_forged_settle_is_refused(dsn: str, db: Db, how: str) -
     async with calling(dsn, workers=True) as call:
         one, other = await registered(call), await registered(call)
         (got,) = await one.claim()
-        found = Assignment.parse(got["assignment"])
-        forged = found._replace(worker_id=other.id).sealed(UUID(other.secret))
+        found = parsed(got["assignment"])
+        forged = sealed(found._replace(worker_id=other.id, token=UUID(other.secret)))
         for text in (forged, got["assignment"][:-1] + ("A" if got["assignment"][-1] != "A" else "E")):
             code, slug, _ = await call.problem("POST", f"/v1/assignments/{text}/{how}", {})
             assert (code, slug) in ((409, "stale-assignment"), (422, "invalid"))

@@ -65,20 +65,20 @@ BUGS: dict[Planted, str] = {
     ): "lease",
     Planted(
         "the settler drops its batch on an error",
-        "pgworkd/engine/settle/settler.py",
-        "                await self._outage.wait(error)\n",
-        "                return {}, set()\n",
+        "pgworkd/engine/settle/loop.py",
+        "                await self._policy.unavailable(error)\n",
+        "                return {}, _NOTHING, {}\n",
     ): "settled_once",
     Planted(
         "a settle reports what it has not settled",
-        "pgworkd/engine/settle/settler.py",
-        "                await self._outage.wait(error)\n",
-        "                self._report(items, 'completed')\n                await self._outage.wait(error)\n",
+        "pgworkd/engine/settle/loop.py",
+        "                await self._policy.unavailable(error)\n",
+        "                self._policy.settled(items, {item.fence.job_id: 'completed' for item in items}, {})\n",
     ): "reported_once",
     Planted(
         "the settler is never full",
         "pgworkd/engine/settle/settler.py",
-        "return 0 if self.full else CAPACITY - self._waiting.count - len(self._delayed)",
+        "return 0 if self.full else CAPACITY - self._loop.count",
         "return CAPACITY",
     ): "backlog",
     Planted(

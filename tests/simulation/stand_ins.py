@@ -22,6 +22,7 @@ import pgworkd.engine.refusals
 import pgworkd.engine.run.executor
 import pgworkd.engine.run.runner
 import pgworkd.engine.settle.job_events
+import pgworkd.engine.settle.loop
 import pgworkd.engine.settle.settler
 import pgworkd.engine.tallies
 import pgworkd.engine.wake.poller
@@ -130,7 +131,7 @@ def stand_ins(loop: SimulationLoop, network: Network, watcher: Watcher, **bounds
         put(pgworkd.engine.life.daemon, "LoopWatch", SimulatedWatch)
         put(pgworkd.engine.life.daemon, "Store", lambda *_, **__: SimulatedStore(network, watcher, SimulatedSignals()))
         for name, bound in bounds.items():
-            put(pgworkd.engine.settle.settler, name, bound)
+            put(pgworkd.engine.settle.loop if name == "FLUSH_MAX" else pgworkd.engine.settle.settler, name, bound)
         yield
     finally:
         for module, name, value in reversed(changed):

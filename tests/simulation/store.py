@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
 from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.schedule_store import Occurrence
-from pgworkd.database.store import ClaimOrder, Claims, FailedAttempt
+from pgworkd.database.store import ClaimOrder, Claims
+from pgworkd.words.fence import Fence, Settling
+from pgworkd.words.job import Ending
 
-from .network import LINK, Network, SimulatedLink, SimulatedListener, T
+from .network import LINK, Network, SimulatedLink, SimulatedListener
 from .table import Row
 
 
@@ -89,71 +91,29 @@ class SimulatedStore:
     async def next_due(self, queues: Sequence[str], *_: object) -> dict[str, float]:
         return await self._looks.call("next_due", lambda: self._table.next_due(queues))
 
-    async def settle_completed(
+    async def settle(
         self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        *_: object,
+        ending: Ending,
+        settles: Sequence[Settling],
+        _following: Sequence[Occurrence] = (),
+        *,
         skip_locked: bool = False,
-        **_how: bool,
-    ) -> list[UUID]:
-        return await self._settle(
-            "completed", len(ids), lambda: self._table.completed(ids, attempts, skip_locked=skip_locked)
-        )
-
-    async def settle_failed(
-        self,
-        failed: Sequence[FailedAttempt],
-        following: Sequence[Occurrence] = (),
-        worker_id: int | None = None,
-        skip_locked: bool = False,
-        **_how: bool,
+        deferred: bool = False,
     ) -> dict[UUID, str]:
-        return await self._settle("failed", len(failed), lambda: self._table.failed(failed, skip_locked=skip_locked))
+        outcomes = {each.fence: each.outcome for each in settles}
+        verb = "ended" if ending in (Ending.CANCELLED, Ending.EXPIRED) else ending.value
+        self._watcher.settling(verb, len(settles))
+        try:
+            return await self._settles.call(verb, lambda: self._table.settle(ending, outcomes, skip_locked=skip_locked))
+        finally:
+            self._watcher.settled(verb, len(settles))
 
-    async def settle_released(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        delays_s: Sequence[float | None],
-        _: Sequence[str | None],
-        worker_id: int | None = None,
-        _begun: Sequence[bool] | None = None,
-        skip_locked: bool = False,
-        **_how: bool,
-    ) -> set[UUID]:
-        def act() -> list[UUID]:
-            return self._table.released(ids, attempts, delays_s, skip_locked=skip_locked)
-
-        return set(await self._settle("released", len(ids), act))
-
-    async def settle_ended(
-        self,
-        ids: Sequence[UUID],
-        attempts: Sequence[int],
-        statuses: Sequence[str],
-        _: Sequence[str | None],
-        worker_id: int | None = None,
-        skip_locked: bool = False,
-        **_how: bool,
-    ) -> set[UUID]:
-        def act() -> list[UUID]:
-            return self._table.ended(ids, attempts, statuses, skip_locked=skip_locked)
-
-        return set(await self._settle("ended", len(ids), act))
-
-    async def still_running(
-        self, ids: Sequence[UUID], attempts: Sequence[int], worker_id: int | None = None
-    ) -> set[UUID]:
-        rows = await self._settles.call("still_running", lambda: self._table.still_running(ids, attempts))
+    async def running(self, fences: Sequence[Fence]) -> set[UUID]:
+        rows = await self._settles.call("running", lambda: self._table.still_running(fences))
         return {row.id for row in rows}
 
-    async def _settle(self, verb: str, count: int, act: Callable[[], T]) -> T:
-        self._watcher.settling(verb, count)
-        try:
-            return await self._settles.call(verb, act)
-        finally:
-            self._watcher.settled(verb, count)
+    async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
+        return {}  # what has become of them does not matter to the simulation
 
     # Maintenance
 

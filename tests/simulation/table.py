@@ -7,12 +7,14 @@ poll. The tests of `schema.sql` itself are in tests/sql and need Postgres.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from pgworkd.database.store import Claimed, ClaimOrder, Claims, FailedAttempt
+from pgworkd.database.store import Claimed, ClaimOrder, Claims
 from pgworkd.errors import DatabaseBusy, WorkerLost
+from pgworkd.words.fence import Fence
+from pgworkd.words.job import Ending, Outcome
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's clock is at 0."""
@@ -231,65 +233,42 @@ class Table:
 
     # Settle
 
-    def completed(self, ids: Sequence[UUID], attempts: Sequence[int], *, skip_locked: bool) -> list[UUID]:
-        rows = self._ours(ids, attempts, skip_locked)
-        for row in rows:
-            self._end(row, "completed")
-        for queue in sorted({row.queue for row in rows}):
-            self._freed(queue)
-        return [row.id for row in rows]
-
-    def failed(self, failed: Sequence[FailedAttempt], *, skip_locked: bool) -> dict[UUID, str]:
-        ids, attempts = [f.id for f in failed], [f.attempt for f in failed]
-        rows = {row.id: row for row in self._ours(ids, attempts, skip_locked)}
-        for each in failed:
-            if (row := rows.get(each.id)) is None:
-                continue
-            row.failures += 1
-            if each.permanent or row.failures >= row.max_attempts:
-                self._end(row, "dead")
-            elif row.cancel_requested:
-                self._end(row, "cancelled")
-            else:
-                row.run_at = self.now + each.delay_s
-                self._end(row, "failed")
-            self._freed(row.queue)
-        return {row_id: row.status for row_id, row in rows.items()}
-
-    def released(
-        self, ids: Sequence[UUID], attempts: Sequence[int], delays_s: Sequence[float | None], *, skip_locked: bool
-    ) -> list[UUID]:
-        rows, delays = self._ours(ids, attempts, skip_locked), dict(zip(ids, delays_s, strict=True))
-        first: dict[str, float] = {}
-        for row in rows:
-            if (delay_s := delays[row.id]) is not None:
-                row.run_at = self.now + delay_s
-            self._end(row, "cancelled" if row.cancel_requested else "pending")
-            self._freed(row.queue)
-            if delay_s is None:
-                first[row.queue] = min(first.get(row.queue, row.run_at), row.run_at)
-        for queue, run_at in first.items():
-            self._wake(queue, run_at, also_awake=True)
-        return [row.id for row in rows]
-
-    def ended(
-        self, ids: Sequence[UUID], attempts: Sequence[int], statuses: Sequence[str], *, skip_locked: bool
-    ) -> list[UUID]:
-        rows, wanted = self._ours(ids, attempts, skip_locked), dict(zip(ids, statuses, strict=True))
-        for row in rows:
-            self._end(row, wanted[row.id])
-            self._freed(row.queue)
-        return [row.id for row in rows]
-
-    def _ours(self, ids: Sequence[UUID], attempts: Sequence[int], skip_locked: bool) -> list[Row]:
-        rows = self.still_running(ids, attempts)
+    def settle(self, ending: Ending, outcomes: Mapping[Fence, Outcome], *, skip_locked: bool) -> dict[UUID, str]:
+        """Ends those that still run; their new statuses, or for what is given back always `pending`."""
+        rows, found = self.still_running(outcomes), dict[UUID, str]()
         if not skip_locked and any(row.id in self.locked for row in rows):
             raise DatabaseBusy("locked, for the simulation", sqlstate="55P03")
-        return [row for row in rows if row.id not in self.locked]
+        by_job, back = {fence.job_id: outcome for fence, outcome in outcomes.items()}, dict[str, float]()
+        for row in rows:
+            if row.id in self.locked:
+                continue
+            outcome = by_job[row.id]
+            self._end(row, self._ended(row, outcome))
+            found[row.id] = "pending" if ending is Ending.RELEASED else row.status
+            self._freed(row.queue)
+            if ending is Ending.RELEASED and outcome.delay_s is None:
+                back[row.queue] = min(back.get(row.queue, row.run_at), row.run_at)
+        for queue, run_at in back.items():
+            self._wake(queue, run_at, also_awake=True)
+        return found
 
-    def still_running(self, ids: Sequence[UUID], attempts: Sequence[int]) -> list[Row]:
-        pairs = ((self.rows[job_id], attempt) for job_id, attempt in zip(ids, attempts, strict=True))
-        return [row for row, attempt in pairs if row.status == "running" and row.attempt == attempt]
+    def _ended(self, row: Row, outcome: Outcome) -> str:
+        """The new status of a row whose attempt has ended so; its failures and the time of its retry."""
+        if outcome.ending is Ending.FAILED:
+            row.failures += 1
+            if outcome.permanent or row.failures >= row.max_attempts:
+                return "dead"
+        elif outcome.ending is not Ending.RELEASED:
+            return outcome.ending.value
+        if outcome.delay_s is not None:
+            row.run_at = self.now + outcome.delay_s
+        if row.cancel_requested:
+            return "cancelled"
+        return "failed" if outcome.ending is Ending.FAILED else "pending"
+
+    def still_running(self, fences: Iterable[Fence]) -> list[Row]:
+        rows = [(self.rows[fence.job_id], fence.attempt) for fence in fences]
+        return [row for row, attempt in rows if row.status == "running" and row.attempt == attempt]
 
     def _end(self, row: Row, status: str) -> None:
         row.status, row.worker_id = status, None

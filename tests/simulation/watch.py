@@ -17,7 +17,7 @@ from pgworkd.engine.claim.poll_mode import SLEEP_S_MAX
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.claim.prefetch import AHEAD_MAX
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.settle import settler
+from pgworkd.engine.settle import loop, settler
 from pgworkd.words import events
 
 from .loop import SimulationFailed, SimulationLoop
@@ -118,9 +118,9 @@ class Watch(Watcher):
         unsettled = len(self.daemon.in_flight) - sum(
             pool.running + len(self._waiting(queue)) for queue, pool in self.daemon.pools.items()
         )
-        if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + settler.FLUSH_MAX:
+        if order.limit and unsettled + waiting + order.limit > settler.CAPACITY + loop.FLUSH_MAX:
             text = f"a claim of {order.limit} with {unsettled} to be settled and {waiting} not begun"
-            self.broken("backlog", f"{text}; {settler.CAPACITY} at most, and {settler.FLUSH_MAX} under way")
+            self.broken("backlog", f"{text}; {settler.CAPACITY} at most, and {loop.FLUSH_MAX} under way")
         if order.limit and (pool.paused or pool.closed or not self.daemon.worker.may_claim):
             self.broken("claims_bounded", f"a claim of {order.limit} by a pool that may not")
 
@@ -137,8 +137,8 @@ class Watch(Watcher):
             self._flushes += 1
             if self._flushes > 1:
                 self.broken("one_flush", f"{self._flushes} flushes at once")
-            if not 0 < count <= settler.FLUSH_MAX:
-                self.broken("one_flush", f"a flush of {count}, {settler.FLUSH_MAX} at most")
+            if not 0 < count <= loop.FLUSH_MAX:
+                self.broken("one_flush", f"a flush of {count}, {loop.FLUSH_MAX} at most")
 
     def settled(self, verb: str, count: int) -> None:
         if self._is_settler():

@@ -92,6 +92,7 @@ class InDatabase:
             await other.execute("BEGIN")
             await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", job_id)
             yield
+            await other.execute("ROLLBACK")
         finally:
             other.terminate()
 

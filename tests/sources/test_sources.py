@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
@@ -12,10 +11,12 @@ import asyncpg
 import pytest
 
 from pgworkd.database.claims import Claimed
-from pgworkd.database.store import FailedAttempt
 from pgworkd.errors import WorkerLost
+from pgworkd.words.fence import Fence
+from pgworkd.words.job import Ending, Outcome
 from tests.kits import gateway
 from tests.kits.server import Databases
+from tests.kits.settles import failed, released, settle
 from tests.sources.places import InSimulation, Place, behind_a_gateway, claim, hasten, in_postgres, register
 
 DATABASES = ["postgres", "gateway"]
@@ -53,34 +54,26 @@ async def place(source: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Asy
     db.terminate()
 
 
+async def _settle(place: Place, worker: int, jobs: Sequence[Claimed], outcome: Outcome, **how: bool) -> dict[UUID, str]:
+    return await settle(place.source, outcome, *(Fence.of(job.id, job.attempt, worker) for job in jobs), **how)
+
+
 async def _complete(place: Place, worker: int, jobs: Sequence[Claimed], **how: bool) -> dict[UUID, str]:
-    ids, attempts = [job.id for job in jobs], [job.attempt for job in jobs]
-    won = await place.source.settle_completed(ids, attempts, ['{"ok": true}'] * len(ids), (), worker, **how)
-    return dict.fromkeys(won, "completed")
+    return await _settle(place, worker, jobs, Outcome(Ending.COMPLETED, '{"ok": true}'), **how)
 
 
-async def _fail(
-    place: Place, worker: int, jobs: Sequence[Claimed], *, permanent: bool = False, delay_s: float = 60.0, **how: bool
-) -> dict[UUID, str]:
-    failed = [
-        FailedAttempt(job.id, job.attempt, delay_s, permanent, "broken", json.dumps({"type": "E", "message": "m"}))
-        for job in jobs
-    ]
-    found: dict[UUID, str] = await place.source.settle_failed(failed, (), worker, **how)
-    return found
+async def _fail(place: Place, worker: int, jobs: Sequence[Claimed], **how: bool) -> dict[UUID, str]:
+    return await _settle(place, worker, jobs, failed(60.0), **how)
 
 
 async def _kill(place: Place, worker: int, jobs: Sequence[Claimed], **how: bool) -> dict[UUID, str]:
-    return await _fail(place, worker, jobs, permanent=True, **how)
+    return await _settle(place, worker, jobs, failed(permanent=True), **how)
 
 
 async def _release(
-    place: Place, worker: int, jobs: Sequence[Claimed], *, delay_s: float | None = 60.0, **how: bool
+    place: Place, worker: int, jobs: Sequence[Claimed], delay_s: float | None = 60.0, **how: bool
 ) -> dict[UUID, str]:
-    ids, attempts = [job.id for job in jobs], [job.attempt for job in jobs]
-    delays, messages = [delay_s] * len(ids), [None] * len(ids)
-    won = await place.source.settle_released(ids, attempts, delays, messages, worker, **how)
-    return dict.fromkeys(won, "pending")
+    return await _settle(place, worker, jobs, released(delay_s), **how)
 
 
 ENDINGS: dict[str, Settle] = {"completed": _complete, "failed": _fail, "dead": _kill, "pending": _release}
@@ -138,7 +131,7 @@ async def test_the_status_of_a_settle_whose_answer_was_lost_is_known(place: Plac
     place.lose_answers()
     await ENDINGS[status](place, worker, jobs)
     again = await ENDINGS[status](place, worker, jobs)
-    settled = await place.source.settled([job_id], [1], worker)
+    settled = await place.source.settled([Fence.of(job_id, 1, worker)])
     assert settled | again == {job_id: status}
 
 
@@ -163,9 +156,9 @@ async def test_a_locked_row_holds_up_no_other(place: Place, status: str) -> None
     async with place.locked(ids[1]):
         won = await ENDINGS[status](place, worker, jobs, skip_locked=True)
         assert won == {ids[0]: status, ids[2]: status}
-        assert await place.source.still_running([ids[1]], [1], worker) == {ids[1]}
+        assert await place.source.running([Fence.of(ids[1], 1, worker)]) == {ids[1]}
     assert await ENDINGS[status](place, worker, [jobs[1]], skip_locked=True) == {ids[1]: status}
-    assert await place.source.still_running([ids[1]], [1], worker) == set()
+    assert await place.source.running([Fence.of(ids[1], 1, worker)]) == set()
 
 
 async def test_a_failure_counts_until_the_job_is_dead(place: Place) -> None:

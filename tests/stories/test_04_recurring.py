@@ -19,8 +19,10 @@ from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Fence
 from pgworkd.words.recurrence import Recurrence
 from tests.kits.daemon import running, until
+from tests.kits.settles import complete
 
 
 async def test_five_daemons_create_one_job_per_occurrence(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -233,7 +235,7 @@ async def _run_next(store: Store, recurring: Recurring, db: asyncpg.Connection[A
     await recurring.refresh()
     following = recurring.following(Attempt(claimed, "q"))
     assert following is not None
-    assert await store.settle_completed([claimed.id], [claimed.attempt], ["null"], [following]) == [claimed.id]
+    assert await complete(store, Fence.of(claimed.id, 1, worker), following=[following]) == {claimed.id}
     assert claimed.occurrence is not None
     return datetime.fromtimestamp(claimed.occurrence, UTC)
 

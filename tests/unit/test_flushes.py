@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.engine.attempts import Attempt
-from pgworkd.engine.settle.delayed import Item, size_of
 from pgworkd.engine.settle.flushes import BURST_ITERATIONS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
+from pgworkd.engine.settle.item import Item
 from pgworkd.words.job import Ending, Outcome
 from tests.kits.apps import attempt_of
 from tests.kits.models import examples
@@ -20,8 +20,8 @@ SIZES = st.sampled_from((0, 10, 1_000, 100_000, FLUSH_BYTES // 2, FLUSH_BYTES, F
 
 
 def item(number: int, queue: str, size: int) -> Item:
-    held = attempt_of(number)
-    return Attempt(held.claimed._replace(payload=""), queue), Outcome(Ending.COMPLETED, result="x" * size)
+    attempt = Attempt(attempt_of(number).claimed._replace(payload=""), queue)
+    return Item(attempt.fence, Outcome(Ending.COMPLETED, result="x" * size), attempt)
 
 
 @examples(200)
@@ -39,11 +39,11 @@ def test_each_outcome_is_flushed_once_in_flushes_of_bounded_size(steps: list[tup
         while takes_left and flushes.count:
             flush, takes_left = flushes.take(most), takes_left - 1
             assert 0 < len(flush) <= most
-            assert len(flush) == 1 or sum(map(size_of, flush)) <= FLUSH_BYTES
+            assert len(flush) == 1 or sum(each.size for each in flush) <= FLUSH_BYTES
             taken += flush
             assert (flushes.count, flushes.bytes) == (
                 len(put) - len(taken),
-                sum(map(size_of, put)) - sum(map(size_of, taken)),
+                sum(each.size for each in put) - sum(each.size for each in taken),
             )
     assert sorted(map(id, taken)) == sorted(map(id, put))
     assert flushes.take(FLUSH_MAX) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Settling
 from pgworkd.words.job import Ending, Outcome
 from tests.kits.apps import attempt_of
 
@@ -23,11 +25,9 @@ JOB = UUID(int=7)
 class Store:
     """Settles attempt 2, which is the one that runs."""
 
-    async def settle_completed(self, ids: Any, attempts: Any, *_: Any, **__: bool) -> list[UUID]:
-        return [JOB] if 2 in attempts else []
-
-    async def settle_failed(self, failed: Any, *_: Any, **__: bool) -> dict[UUID, str]:
-        return {JOB: "dead"} if 2 in [each.attempt for each in failed] else {}
+    async def settle(self, ending: Ending, settles: Sequence[Settling], *_: Any, **__: bool) -> dict[UUID, str]:
+        status = "completed" if ending is Ending.COMPLETED else "dead"
+        return {each.fence.job_id: status for each in settles if each.fence.attempt == 2}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_separately(
         events_,
         planner,
         Tallies(events_),
-        on_completed=lambda _: None,
+        on_completed=lambda batch: reports.extend((each.claimed.attempt, "completed") for each in batch),
         on_settled=settled,
         on_capacity=lambda: None,
     )

@@ -22,6 +22,8 @@ from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Fence, Settlement
+from pgworkd.words.job import Ending, Outcome
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000
@@ -157,9 +159,8 @@ class Maintenance:
             await anyio.sleep(self._answer_s)
             orphans = self._not_in_flight(orphans)
         if orphans:
-            ids, attempts = [i for i, _ in orphans], [a for _, a in orphans]
-            none = [None] * len(ids)
-            released = await self._store.settle_released(ids, attempts, none, none, worker_id)
+            ours = [Settlement(Fence.of(*orphan, worker_id), Outcome(Ending.RELEASED)) for orphan in orphans]
+            released = await self._store.settle(Ending.RELEASED, ours)
             if released:  # else they have been settled meanwhile
                 self._events.emit(events.ORPHANS_RELEASED, count=len(released))
 

@@ -24,14 +24,14 @@ import anyio
 import anyio.to_thread
 
 from pgworkd.database.store import Store
-from pgworkd.engine.attempts import Attempt, began_ago_s
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import App, Handler
 from pgworkd.engine.run.in_thread import in_thread
 from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
 from pgworkd.engine.run.unknown_kinds import UnknownKinds
 from pgworkd.engine.runner_task import RunnerTask
-from pgworkd.engine.settle.settler import Planner
+from pgworkd.engine.settle.loop import Planner
 from pgworkd.errors import (
     InvalidPayload,
     JobStopped,
@@ -48,6 +48,7 @@ from pgworkd.words import events
 from pgworkd.words.decorated import explained
 from pgworkd.words.error_report import ErrorFacts, describe_error
 from pgworkd.words.events import Events
+from pgworkd.words.fence import Settlement
 from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from pgworkd.words.payload import decode, encode_result
 
@@ -300,8 +301,8 @@ class Runner:
                     raise UsageError(f"job {job.id}: COMMIT or ROLLBACK inside job.transaction(), whose end does that")
                 result = None if job.result is None else encode_result(job.result)
                 following = self._planner.following(attempt)
-                ended = (job.id, job.attempt, result, following, attempt.worker_id, began_ago_s([attempt])[0])
-                if not await self._store.complete_on(connection, *ended):
+                settlement = Settlement(attempt.fence, Outcome(Ending.COMPLETED, result), attempt.started)
+                if not await self._store.complete_on(connection, settlement, [following] if following else ()):
                     raise LeaseLost(f"attempt {job.attempt} of job {job.id} is no longer ours; nothing was written")
         except OutcomeUnknown:
             attempt.outcome_unknown = True

@@ -6,20 +6,16 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Sequence
-from uuid import UUID
 
 import anyio
 
-from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.settle.item import Item
 from pgworkd.words.job import Ending, Outcome
 
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
 """The first delay; it doubles up to a cap, which is lower for locked rows."""
 TICK_S = 0.1
 """Retries are aligned to ticks, so that a thousand locked jobs make one flush each time, not a thousand."""
-
-Item = tuple[Attempt, Outcome]
 
 
 class Delayed:
@@ -28,16 +24,18 @@ class Delayed:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Item]] = []
         self._number = itertools.count()
+        self.bytes = 0
+        """About how many bytes they have."""
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def put(self, item: Item, *, locked: bool) -> float:
-        """Adds one; returns the seconds until its retry."""
-        attempt = item[0]
-        delay_s = min(LOCKED_CAP_S if locked else CAP_S, FIRST_S * 2.0 ** min(attempt.delays, 20))
+    def put(self, item: Item, cap_s: float) -> float:
+        """Adds one; returns the seconds until its retry, at most about `cap_s`."""
+        delay_s = min(cap_s, FIRST_S * 2.0 ** min(item.delays, 20))
         delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
-        attempt.delays += 1
+        item.delays += 1
+        self.bytes += item.size
         now = anyio.current_time()
         at = math.ceil((now + delay_s) / TICK_S) * TICK_S
         heapq.heappush(self._heap, (at, next(self._number), item))
@@ -54,7 +52,9 @@ class Delayed:
 
     def pop(self) -> Item:
         """Removes and returns the first."""
-        return heapq.heappop(self._heap)[2]
+        item = heapq.heappop(self._heap)[2]
+        self.bytes -= item.size
+        return item
 
 
 _UNSTORABLE = "unstorable"
@@ -82,20 +82,3 @@ def fallback(outcome: Outcome, code: str) -> Outcome:
         error={"type": _UNSTORABLE, "message": message},
         permanent=ours or outcome.permanent or code == _KEPT,
     )
-
-
-def size_of(item: Item) -> int:
-    """About how many bytes its settle sends or copies; most of them have been kept in memory since it ran."""
-    attempt, outcome = item
-    size = len(attempt.claimed.payload or "") + len(outcome.result or "")
-    return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))
-
-
-def keys_of(items: Sequence[Item]) -> tuple[list[UUID], list[int]]:
-    """The ids and the attempts of these, for a settle."""
-    return [attempt.claimed.id for attempt, _ in items], [attempt.claimed.attempt for attempt, _ in items]
-
-
-def worker_of(items: Sequence[Item]) -> int | None:
-    """The worker id under which these were claimed, the same for all of a call."""
-    return items[0][0].worker_id

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from pgworkd.engine.settle.delayed import Item, size_of
+from pgworkd.engine.settle.item import Item
 from pgworkd.errors import PgworkdError
 
 FLUSH_MAX = 1_000
@@ -21,7 +21,7 @@ BURST_ITERATIONS_MAX = 8
 class Flush:
     """How one flush fares: after more than `failures_max` failures in a row the rest of it is delayed."""
 
-    failures_max: int
+    failures_max: float
     failures: int = 0  # in a row, since part of it was settled
     error: PgworkdError | None = None
 
@@ -52,7 +52,7 @@ class _Lane:
             (items, size), self._last, self._last_bytes = (self._last, self._last_bytes), [], 0
         if len(items) > most:
             left = items[most:]
-            left_bytes = sum(map(size_of, left))
+            left_bytes = sum(item.size for item in left)
             self._before.appendleft((left, left_bytes))
             items, size = items[:most], size - left_bytes
         return items, size
@@ -82,11 +82,11 @@ class Flushes(_Lane):
 
     def put(self, item: Item) -> None:
         """Adds one to the last flush, or to a new one."""
-        size = size_of(item)
+        size = item.size
         self.bytes += size
         self.count += 1
         if self.bytes > FLUSH_BYTES:
-            self._lane(item[0].queue).add(item, size)
+            self._lane(item.queue).add(item, size)
             return
         if len(self._last) >= FLUSH_MAX:
             self._begin()

@@ -9,7 +9,6 @@ import anyio
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.client import enqueue_many
-from pgworkd.database.remote_store import Held
 from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
 from pgworkd.http.models.workers import (
     ASSIGNMENT_CHARS_MAX,
@@ -32,6 +31,7 @@ from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote.settles import Answer, Settled
 from pgworkd.words.access import Access
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
+from pgworkd.words.fence import Fence
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.payload import clean_text
 
@@ -104,7 +104,7 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
         except _PROBLEMS as error:
             answer["problem"] = problems.of(error).body(prefix)
 
-    begun, settles = list[dict[str, Any]](), list[tuple[Held, Outcome]]()
+    begun, settles = list[dict[str, Any]](), list[tuple[Fence, Outcome]]()
     async with anyio.create_task_group() as tasks:
         for answer, each in zip(answers, body.settlements, strict=True):
             if each.outcome == "complete" and each.enqueue:  # a transaction of its own, which may meet a lock
@@ -121,7 +121,7 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
     return PlainJson({"settlements": answers})
 
 
-async def _settlement(request: Request, each: SettlementIn) -> tuple[Held, Outcome]:
+async def _settlement(request: Request, each: SettlementIn) -> tuple[Fence, Outcome]:
     """The attempt, and what is to become of it."""
     held = await gateway_of(request).remote.workers.held(each.assignment)
     if each.outcome != "complete":

@@ -36,7 +36,8 @@ from pgworkd.remote import claims
 from pgworkd.remote.beats import Report
 from pgworkd.remote.claims import Assigned
 from pgworkd.remote.workers import RemoteWorker
-from pgworkd.words.assignment import Assignment
+from pgworkd.words.assignment import sealed
+from pgworkd.words.fence import Fence
 from pgworkd.words.json_text import JsonText
 from pgworkd.words.payload import clean_text
 from pgworkd.words.validation import text
@@ -224,4 +225,4 @@ def _instant(at: float) -> str:
 
 
 def _texts(worker: RemoteWorker, attempts: dict[UUID, int]) -> list[str]:
-    return [Assignment(job_id, attempt, worker.id).sealed(worker.id.token) for job_id, attempt in attempts.items()]
+    return [sealed(Fence.of(job_id, attempt, worker.id)) for job_id, attempt in attempts.items()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.words.registration import token_of
@@ -12,38 +11,33 @@ Attempt = tuple[UUID, int]
 """A job's id, and the number of the attempt."""
 
 
-class _Assignment(NamedTuple):
-    text: str
-    token: UUID | None
-
-
-class Held:
+class Assignments:
     """Written in the daemon's loop; the heartbeat thread reads it. Each access is one step of a dict."""
 
     def __init__(self) -> None:
-        self._texts: dict[Attempt, _Assignment] = {}
+        self._texts: dict[Attempt, tuple[str, UUID | None]] = {}
         self._attempts: dict[str, Attempt] = {}
 
     def add(self, job_id: UUID, attempt: int, worker_id: int, text: str) -> None:
         """A claim was answered with it."""
         self._attempts[text] = (job_id, attempt)
-        self._texts[job_id, attempt] = _Assignment(text, token_of(worker_id))
+        self._texts[job_id, attempt] = (text, token_of(worker_id))
 
     def remove(self, attempts: Iterable[Attempt]) -> None:
         """They are settled, or not ours any more."""
         for attempt in attempts:
             if (found := self._texts.pop(attempt, None)) is not None:
-                self._attempts.pop(found.text, None)
+                self._attempts.pop(found[0], None)
 
     def text(self, job_id: UUID, attempt: int) -> str | None:
         """What that attempt is settled by; None: it is not held."""
         found = self._texts.get((job_id, attempt))
-        return None if found is None else found.text
+        return None if found is None else found[0]
 
     def listed(self, worker_id: int) -> list[str]:
         """All that a registration of this worker holds."""
-        token = token_of(worker_id)
-        return [each.text for each in list(self._texts.values()) if each.token == token]
+        ours = token_of(worker_id)
+        return [text for text, token in list(self._texts.values()) if token == ours]
 
     def attempts(self, texts: Sequence[str]) -> list[Attempt]:
         """The attempts that these stand for, as far as they are held."""

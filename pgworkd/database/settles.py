@@ -1,0 +1,162 @@
+"""The calls that end attempts, for whoever has claimed them: one statement for each ending."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from pgworkd.database.connection import Connection
+from pgworkd.database.schedule_store import Occurrence, columns
+from pgworkd.words.fence import Fence, Settling
+from pgworkd.words.job import Ending
+
+LOCK_TIMEOUT_S = 0.2
+"""A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""
+
+_CALLS = {
+    Ending.COMPLETED: "SELECT pgworkd.settle_completed($1, ATTEMPTS, $5, $6, $7, $8, $3, $4, $9)",
+    Ending.FAILED: "SELECT id, status FROM pgworkd.settle_failed($1, ATTEMPTS, $5, $6, $7, $8, $9, $10, $11, $3, $4)",
+    Ending.RELEASED: "SELECT pgworkd.settle_released($1, ATTEMPTS, $5, $6, $3, $4, $7)",
+    Ending.CANCELLED: "SELECT pgworkd.settle_ended($1, ATTEMPTS, $5, $6, $3, $4)",
+}
+_CALLS[Ending.EXPIRED] = _CALLS[Ending.CANCELLED]
+_OF_SEVERAL = {
+    Ending.COMPLETED: "SELECT pgworkd.settle_completed($1, ATTEMPTS, $6, $7, $8, $9, NULL, NULL, $10)",
+    Ending.FAILED: """SELECT id, status
+        FROM pgworkd.settle_failed($1, ATTEMPTS, $6, $7, $8, $9, $10, $11, $12, NULL, NULL)""",
+    Ending.RELEASED: "SELECT pgworkd.settle_released($1, ATTEMPTS, $6, $7, NULL, NULL, $8)",
+    Ending.CANCELLED: "SELECT pgworkd.settle_ended($1, ATTEMPTS, $6, $7, NULL, NULL)",
+}
+_OF_SEVERAL[Ending.EXPIRED] = _OF_SEVERAL[Ending.CANCELLED]
+_FENCED = "pgworkd.fenced($1, $2, $3, $4, $5)"
+_NO_WAIT = {  # by skip_locked and deferred
+    (False, False): "ATTEMPTS",
+    (True, False): "pgworkd.unlocked($1, ATTEMPTS)",
+    (False, True): "pgworkd.deferred(ATTEMPTS)",
+    (True, True): "pgworkd.deferred(pgworkd.unlocked($1, ATTEMPTS))",
+}
+STATEMENTS: Mapping[tuple[bool, Ending, bool, bool], str] = {
+    (several, ending, *how): calls[ending].replace("ATTEMPTS", attempts).replace("ATTEMPTS", fence)
+    for (several, calls, fence), ending, (how, attempts) in itertools.product(
+        ((False, _CALLS, "$2"), (True, _OF_SEVERAL, _FENCED)), _CALLS, _NO_WAIT.items()
+    )
+}
+"""By whether the attempts are of several workers, ending, `skip_locked` and `deferred`."""
+_BY_HANDLER = "SELECT pgworkd.complete_own($1, $2, $5, $6, $7, $8, $3, $4, $9)"
+_BY_CALLER = STATEMENTS[True, Ending.COMPLETED, False, False]
+_RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
+SETTLED = """SELECT a.id, CASE a.status WHEN 'discarded' THEN 'dead' ELSE a.status END
+    FROM unnest($1::uuid[], $2::int[], $3::int[]) AS s (id, attempt, worker)
+    JOIN pgworkd.jobs_of($1) a ON a.id = s.id AND a.attempts = s.attempt AND a.status <> 'running'
+    WHERE (s.worker = 0 OR coalesce(a.worker_id, s.worker) = s.worker)
+      AND NOT coalesce(a.errors -> -1 @> jsonb_build_object('type', 'lost', 'attempt', s.attempt), false)"""
+
+
+class SettleStore:
+    """Ends attempts, each fenced by its worker; all methods raise PgworkdError."""
+
+    _settles: Connection
+    _of_several_workers = False
+    """A call has attempts of several workers, or with leases of their own; else all of a call are of one."""
+
+    async def settle(
+        self,
+        ending: Ending,
+        settles: Sequence[Settling],
+        following: Sequence[Occurrence] = (),
+        *,
+        skip_locked: bool = False,
+        deferred: bool = False,
+    ) -> dict[UUID, str]:
+        """Ends attempts of different jobs in one way; the new status of each that ran under its fence.
+
+        completed: moves the job to the history. failed: counts a failure; the status is failed, dead or cancelled.
+        released: counts no failure; a delay of None keeps its place in the queue. cancelled and expired end the job.
+        `following`: the next occurrences of those that have a schedule.
+
+        `skip_locked`: waits for no row; locked ones are missing, too (see `running`). `deferred`: leaves all effects
+        on other rows to maintenance, which sets aside what is refused.
+        """
+        sql = STATEMENTS[self._of_several_workers, ending, skip_locked, deferred]
+        args = [*self._fence(settles), *_COLUMNS[ending](settles, following)]
+        if ending is Ending.FAILED:
+            return {row[0]: row[1] for row in await self._settles.fetch(sql, *args)}
+        won = await self._settles.value(sql, *args)
+        if ending is Ending.COMPLETED or ending is Ending.RELEASED:
+            return dict.fromkeys(won, "completed" if ending is Ending.COMPLETED else "pending")
+        statuses = {each.fence.job_id: each.outcome.ending.value for each in settles}
+        return {job_id: statuses[job_id] for job_id in won}
+
+    async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
+        """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""
+        sql = _BY_CALLER if self._of_several_workers else _BY_HANDLER
+        return bool(await connection.fetchval(sql, *self._fence([settling]), *_completed([settling], following)))
+
+    async def running(self, fences: Sequence[Fence]) -> set[UUID]:
+        """The jobs of those of these attempts that still run, each under its worker."""
+        found = await self._settles.value(_RUNNING, *fence_columns(fences)) or []
+        return {each.job_id for each, attempt in zip(fences, found, strict=True) if attempt == each.attempt}
+
+    async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
+        """The status each of these attempts was settled with; running, rescued and pruned ones are missing."""
+        return dict(map(tuple, await self._settles.fetch(SETTLED, *fence_columns(fences)[:3])))
+
+    def _fence(self, settles: Sequence[Settling]) -> list[Any]:
+        if self._of_several_workers:
+            return fence_columns([each.fence for each in settles])
+        first = settles[0].fence if settles else Fence(UUID(int=0), 0)
+        ids, attempts = [each.fence.job_id for each in settles], [each.fence.attempt for each in settles]
+        return [ids, attempts, first.worker_id or None, first.token]
+
+
+def fence_columns(fences: Sequence[Fence]) -> list[list[Any]]:
+    """The ids, attempts, workers, tokens and nonces of these, for `fenced()`."""
+    return [list(column) for column in zip(*fences, strict=True)] if fences else [[], [], [], [], []]
+
+
+def _completed(settles: Sequence[Settling], following: Sequence[Occurrence]) -> list[Any]:
+    results = [each.outcome.result for each in settles]
+    now = time.monotonic()
+    began_ago_s = [None if each.began is None else now - each.began for each in settles]
+    return [results if any(results) else None, *_occurrences(following), began_ago_s]
+
+
+def _failed(settles: Sequence[Settling], following: Sequence[Occurrence]) -> list[Any]:
+    outcomes = [each.outcome for each in settles]
+    return [
+        [each.delay_s for each in outcomes],
+        [each.permanent for each in outcomes],
+        [each.message or "" for each in outcomes],
+        [json.dumps(each.error) for each in outcomes],
+        *_occurrences(following),
+    ]
+
+
+def _released(settles: Sequence[Settling], _: Sequence[Occurrence]) -> list[Any]:
+    outcomes = [each.outcome for each in settles]
+    return [[each.delay_s for each in outcomes], _messages(settles), [each.begun for each in outcomes]]
+
+
+def _ended(settles: Sequence[Settling], _: Sequence[Occurrence]) -> list[Any]:
+    return [[each.outcome.ending.value for each in settles], _messages(settles)]
+
+
+def _messages(settles: Sequence[Settling]) -> list[str | None]:
+    return [each.outcome.message for each in settles]
+
+
+def _occurrences(following: Sequence[Occurrence]) -> Sequence[Any]:
+    return columns(following) if following else (None, None, None)
+
+
+_COLUMNS: Mapping[Ending, Callable[[Sequence[Settling], Sequence[Occurrence]], list[Any]]] = {
+    Ending.COMPLETED: _completed,
+    Ending.FAILED: _failed,
+    Ending.RELEASED: _released,
+    Ending.CANCELLED: _ended,
+    Ending.EXPIRED: _ended,
+}

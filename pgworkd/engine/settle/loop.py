@@ -1,0 +1,286 @@
+"""Settles in natural batches: while one flush is under way, the next one gathers.
+
+Whoever has little to settle settles it at once; whoever has much settles by the thousand, without a timer.
+
+A rejected flush is halved, and its halves again, until what cannot be stored is isolated: one job's data must not hold
+up the others. An isolated one is retried without its effects on other rows (its batch, its dependents, the next of its
+key), which maintenance then applies: one of those may be what is refused. A flush that met a lock is retried with SKIP
+LOCKED. Who waits for the rest, a daemon for its database or a caller for an answer, is a matter of the `SettlePolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Protocol
+from uuid import UUID
+
+import anyio
+
+from pgworkd.database.schedule_store import Occurrence
+from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.settle.delayed import Delayed
+from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flush, Flushes
+from pgworkd.engine.settle.item import Item
+from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
+from pgworkd.words.fence import Fence, Settling
+from pgworkd.words.histogram import Histogram
+from pgworkd.words.job import Ending, Outcome
+
+SKIP_S = 1.0
+"""After a flush met a lock, flushes skip locked rows at once for this many seconds."""
+LOST_MAX = 3
+"""A flush during which the connection was lost this often may be the cause: it is halved."""
+
+Statuses = Mapping[UUID, str]
+_NOTHING: frozenset[UUID] = frozenset()
+_FOLLOWED = (Ending.COMPLETED, Ending.FAILED)
+
+
+class Planner(Protocol):
+    """Computes occurrences of recurring jobs."""
+
+    def following(self, attempt: Attempt) -> Occurrence | None:
+        """The occurrence to insert when this attempt is settled."""
+
+    async def missed(self, attempt: Attempt) -> str | None:
+        """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
+
+
+class SettleSource(Protocol):
+    """Where attempts are settled; see `SettleStore`. All raise PgworkdError."""
+
+    async def settle(
+        self,
+        ending: Ending,
+        settles: Sequence[Settling],
+        following: Sequence[Occurrence] = (),
+        *,
+        skip_locked: bool = False,
+        deferred: bool = False,
+    ) -> dict[UUID, str]:
+        """Ends attempts; the new status of each that still ran."""
+
+    async def running(self, fences: Sequence[Fence]) -> set[UUID]:
+        """The jobs of those that still run."""
+
+    async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
+        """The status each was settled with; running, rescued and pruned ones are missing."""
+
+
+class SettlePolicy(Protocol):
+    """Who waits for what is settled, and what becomes of what cannot be."""
+
+    by_worker: bool
+    """A call has attempts of one worker's registration only."""
+    failures_spare: float
+    """Failures in a row, beyond those it takes to isolate one job, after which the rest of a flush is postponed."""
+    keeps: bool
+    """It keeps outcomes until the database answers; else they are postponed at once."""
+
+    async def prepare(self, items: Sequence[Item]) -> None:
+        """Called before these are settled. Raises PgworkdError."""
+
+    async def unavailable(self, error: DatabaseUnavailable) -> None:
+        """The database does not answer: returns when it may be asked again."""
+
+    def answered(self) -> None:
+        """The database has answered."""
+
+    def settled(self, items: Sequence[Item], statuses: Statuses, before: Statuses) -> None:
+        """These have ended: with a new status, or with one that they had got `before`, or, in neither, elsewhere."""
+
+    def postpone(self, items: Sequence[Item], error: PgworkdError | None) -> None:
+        """These cannot be settled now. `error` None: each of them is locked."""
+
+    def instead(self, item: Item, error: DatabaseError) -> Outcome | None:
+        """What to store for an outcome that the database rejects; None: nothing, it has been seen to."""
+
+    def flushed(self) -> None:
+        """A flush is done."""
+
+
+class SettleLoop:
+    """The only way out of `running` for attempts that this process has claimed, but for a transaction of the caller."""
+
+    def __init__(self, source: SettleSource, planner: Planner, settle_s: Histogram, policy: SettlePolicy) -> None:
+        """`settle_s` gets the duration of each call."""
+        self._source, self._planner, self._settle_s, self._policy = source, planner, settle_s, policy
+        self._waiting = Flushes()
+        self._delayed = Delayed()
+        self._flush_max = FLUSH_MAX
+        self._skip_until = 0.0
+        self._arrived = anyio.Event()
+
+    def put(self, item: Item) -> None:
+        """Takes an attempt that has ended. Never blocks."""
+        if not self._waiting.count:
+            self._arrived.set()
+        self._waiting.put(item)
+
+    def delay(self, item: Item, cap_s: float) -> float:
+        """Settles it later; in how many seconds, which double up to `cap_s`."""
+        return self._delayed.put(item, cap_s)
+
+    @property
+    def count(self) -> int:
+        """How many wait, for a flush or for their retry."""
+        return self._waiting.count + len(self._delayed)
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes those have."""
+        return self._waiting.bytes + self._delayed.bytes
+
+    @property
+    def delayed(self) -> int:
+        """How many wait for their retry."""
+        return len(self._delayed)
+
+    def abandoned(self) -> list[Item]:
+        """All that waits; to be called when `run` has ended."""
+        items = list[Item]()
+        while self._waiting.count:
+            items += self._waiting.take(FLUSH_MAX)
+        while len(self._delayed):
+            items.append(self._delayed.pop())
+        return items
+
+    async def run(self) -> None:
+        """Flushes until cancelled."""
+        while True:
+            await self._wait_for_items()
+            await self._waiting.rest_of_burst(self._flush_max)
+            await self._flush(self._waiting.take(self._flush_max))
+            await self._flush(self._due())  # apart from the others, which must not fail with them
+            if not self._waiting.count:
+                self._arrived = anyio.Event()
+            self._policy.flushed()
+
+    async def _wait_for_items(self) -> None:
+        """Waits until an outcome has come, or a retry is due."""
+        while not self._waiting.count:
+            if not len(self._delayed):
+                await self._arrived.wait()
+            elif (wait_s := self._delayed.wait_s) > 0:
+                with anyio.move_on_after(wait_s):
+                    await self._arrived.wait()
+            else:
+                return
+
+    def _due(self) -> list[Item]:
+        """Delayed items whose retry is due, up to one flush."""
+        due, due_bytes = list[Item](), 0
+        while len(due) < self._flush_max and (item := self._delayed.due()) is not None:
+            if due and due_bytes + item.size > FLUSH_BYTES:
+                break
+            due.append(self._delayed.pop())
+            due_bytes += item.size
+        return due
+
+    async def _flush(self, batch: Sequence[Item]) -> None:
+        """Settles items: those of each ending, and where it matters of each registration, in a call of their own."""
+        groups: dict[tuple[Ending, UUID | None], list[Item]] = {}
+        last_ending, last_token, group, jobs = None, None, list[Item](), set[UUID]()
+        for item in batch:
+            if item.fence.job_id in jobs:
+                self.put(item)  # a second one for the job: it is judged after the first
+                continue
+            jobs.add(item.fence.job_id)
+            ending, token = item.outcome.ending, item.fence.token if self._policy.by_worker else None
+            if ending is not last_ending or token is not last_token:
+                last_ending, last_token = ending, token
+                group = groups.setdefault((ending, token), [])
+            group.append(item)
+        for (ending, _), items in groups.items():
+            if ending is Ending.SETTLED:
+                self._policy.settled(items, dict.fromkeys((each.fence.job_id for each in items), "completed"), {})
+            else:
+                await self._settle(ending, items, Flush(len(items).bit_length() + self._policy.failures_spare))
+
+    async def _settle(self, ending: Ending, items: Sequence[Item], flush: Flush, *, deferred: bool = False) -> None:
+        """Settles items of one ending: all, or each half, or postpones the rest when too many calls have failed."""
+        if flush.error is not None and flush.failures > flush.failures_max:
+            return self._policy.postpone(items, flush.error)
+        try:
+            statuses, locked, before = await self._execute(ending, items, deferred=deferred)
+        except PgworkdError as error:
+            flush.failures, flush.error = flush.failures + 1, error
+            away = isinstance(error, DatabaseUnavailable) and not isinstance(error, DatabaseBusy)
+            if isinstance(error, DatabaseBusy) and error.timed_out:
+                self._flush_max = max(1, min(self._flush_max, len(items) // 2))
+            if len(items) == 1 and not deferred and not isinstance(error, DatabaseUnavailable):
+                await self._settle(ending, items, flush, deferred=True)
+            elif len(items) == 1 and isinstance(error, DatabaseError):
+                await self._rejected(items[0], error, flush)
+            elif len(items) == 1 or (away and not self._policy.keeps):
+                self._policy.postpone(items, error)
+            else:
+                half = len(items) // 2
+                await self._settle(ending, items[:half], flush)
+                await self._settle(ending, items[half:], flush)
+        else:
+            flush.failures = 0
+            if len(items) >= self._flush_max:
+                self._flush_max = min(FLUSH_MAX, 2 * self._flush_max)
+            done = [item for item in items if item.fence.job_id not in locked] if locked else items
+            if done:
+                self._policy.settled(done, statuses, before)
+            if locked:
+                self._policy.postpone([item for item in items if item.fence.job_id in locked], None)
+
+    async def _execute(
+        self, ending: Ending, items: Sequence[Item], *, deferred: bool
+    ) -> tuple[Statuses, Set[UUID], Statuses]:
+        """The new statuses, which jobs are locked, and the statuses of those that were settled before.
+
+        Raises the database's errors; waits for a lost connection if the policy does.
+        """
+        lost = 0
+        while True:
+            skip = anyio.current_time() < self._skip_until
+            began = anyio.current_time()
+            try:
+                await self._policy.prepare(items)
+                following = self.following(items) if ending in _FOLLOWED else []
+                statuses = await self._source.settle(ending, items, following, skip_locked=skip, deferred=deferred)
+                self._settle_s.observe(anyio.current_time() - began)
+                missing = [item for item in items if item.fence.job_id not in statuses]
+                locked = await self._locked(missing) if skip and missing else _NOTHING
+                unsure = [item.fence for item in missing if item.unsure and item.fence.job_id not in locked]
+                before = await self._source.settled(unsure) if unsure else {}
+            except (DatabaseBusy, DatabaseError) as error:
+                self._policy.answered()
+                if skip or not (isinstance(error, DatabaseBusy) and error.locked):
+                    raise
+                self._skip_until = anyio.current_time() + SKIP_S
+            except DatabaseUnavailable as error:
+                if isinstance(error, OutcomeUnknown):
+                    lost += 1
+                    for item in items:
+                        item.unsure = True
+                if not self._policy.keeps:
+                    raise
+                await self._policy.unavailable(error)
+                if lost >= LOST_MAX and len(items) > 1:
+                    raise
+            else:
+                self._policy.answered()
+                return statuses, locked, before
+
+    async def _locked(self, missing: Sequence[Item]) -> set[UUID]:
+        """The skipped ones: missing in the answer, and still running as these attempts."""
+        locked = await self._source.running([item.fence for item in missing])
+        if locked:
+            self._skip_until = anyio.current_time() + SKIP_S
+        return locked
+
+    async def _rejected(self, item: Item, error: DatabaseError, flush: Flush) -> None:
+        """Stores something else for an outcome whose data the database rejects, if there is anything."""
+        if (instead := self._policy.instead(item, error)) is not None:
+            item.outcome = instead
+            await self._settle(instead.ending, [item], flush)
+
+    def following(self, items: Sequence[Item]) -> list[Occurrence]:
+        """The next occurrences of those that have a schedule."""
+        attempts = [item.attempt for item in items if item.attempt and item.attempt.claimed.schedule is not None]
+        return [occurrence for attempt in attempts if (occurrence := self._planner.following(attempt)) is not None]
