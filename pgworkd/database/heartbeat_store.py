@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from typing import Any
-from uuid import UUID
 
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.schema import VERSION
 from pgworkd.words.registration import token_of
+from pgworkd.words.source import Instructions
 
 _INSTRUCTIONS = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
     (SELECT version FROM pgworkd.schema_version), date_part('epoch', pgworkd.clock_after_waiting())
     FROM pgworkd.wanted($1, $2, $3)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Instructions:
-    """What the database wants of a worker that has renewed its lease."""
-
-    cancels: Sequence[tuple[UUID, int]]
-    """(id, attempt) of those to cancel."""
-    queues: dict[str, dict[str, Any]]
-    """Rows of `queues` by name, without NULLs; always with `paused`, and with `pause_s` if the pause has an end."""
-    differing: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    """By queue: other workers whose code gives it another concurrency than ours, and that concurrency."""
-    schema_version: int = VERSION
-    """Of the database."""
-    asked: frozenset[str] | None = None
-    """The queues that `queues` is complete for; None: all."""
-    clock_ahead_s: float = 0.0
-    """By how many seconds the database's clock is ahead of ours, to within half of the time that this call took."""
 
 
 class HeartbeatStore:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from pgworkd.database.claim_connections import ClaimConnections
-from pgworkd.database.claims import Claimed, ClaimOrder, Claims
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore, fence_columns
+from pgworkd.words.claims import Claimed, ClaimOrder, Claims
 from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration, token_of
 
@@ -121,6 +121,10 @@ class RemoteStore(SettleStore):
         """Closes all connections."""
         for part in (self._beats, self._claims, self._settles):
             await part.close()
+
+    async def close_idle(self) -> None:
+        """Closes connections for claims that are no longer used, until cancelled."""
+        await self._claims.close_idle()
 
     async def register(self, name: str, version: str, lease_s: float, kind: str = "remote") -> Registration:
         """Registers a worker of that kind under a new id and token."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pgworkd.database.connection import Connection
+from pgworkd.words.source import Occurrence
 
 _SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revision, e.last_occurrence, e.at, e.broken,
         s.missed_grace_s, s.in_force_since
@@ -41,14 +42,6 @@ class Undeclared(NamedTuple):
     name: str
     rule: dict[str, Any] | None
     worker: str | None
-
-
-class Occurrence(NamedTuple):
-    """The next occurrence of a schedule, computed under this revision of its rule."""
-
-    schedule: str
-    at: datetime
-    revision: int
 
 
 def columns(occurrences: Sequence[Occurrence]) -> tuple[list[str], list[datetime], list[int]]:

@@ -10,9 +10,10 @@ from typing import Any
 from uuid import UUID
 
 from pgworkd.database.connection import Connection
-from pgworkd.database.schedule_store import Occurrence, columns
+from pgworkd.database.schedule_store import columns
 from pgworkd.words.fence import Fence, Settling
 from pgworkd.words.job import Ending
+from pgworkd.words.source import Occurrence
 
 LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""

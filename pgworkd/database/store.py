@@ -14,10 +14,6 @@ from uuid import UUID, uuid4
 
 from pgworkd.database import schema
 from pgworkd.database.claim_connections import ClaimConnections
-from pgworkd.database.claims import CLAIM, REFUSE_CLAIMS
-from pgworkd.database.claims import Claimed as Claimed
-from pgworkd.database.claims import ClaimOrder as ClaimOrder
-from pgworkd.database.claims import Claims as Claims
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.database.driver_errors import TOO_MANY, sqlstate_of
 from pgworkd.database.heartbeat_store import HeartbeatStore
@@ -27,12 +23,19 @@ from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError
+from pgworkd.words.claims import ClaimOrder, Claims
 from pgworkd.words.job import Ending
 from pgworkd.words.origin import READ, Origin
 from pgworkd.words.registration import SESSIONS_MIN, Registration, token_of
+from pgworkd.words.source import Payload
 
 CHANNEL = "pgworkd"
-Payload = tuple[UUID, str | None, str | None, bool]
+CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
+    created_at, schedule, occurrence, meta, serialize_key
+    FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
+        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)"""
+"""Its arguments are a `ClaimOrder` and the worker's token."""
+REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 
 _PAYLOADS = "SELECT id, payload, meta, expired FROM pgworkd.payloads($1, $2, $3, $4, $5, $6)"
 

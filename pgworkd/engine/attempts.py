@@ -9,9 +9,9 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.database.store import Claimed
 from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
+from pgworkd.words.claims import Claimed
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Job, Reason
 from pgworkd.words.registration import token_of

@@ -65,9 +65,7 @@ class PushDaemon(Daemon):
         self._routes = Routes(self.events, self._secrets_dir, may_call_back=may_call_back, make=self._make_sender)
         callbacks = Callbacks(self._endpoints, self.events, self._callback_url)
         deliver = Delivery(self._endpoints, self.events, self._target_of, callbacks)
-        backoffs, options = self._queues.overrides.backoffs, self.options
-        parts = (self.app, self._store, self._recurring, self.events, options.worker_name, backoffs, options.grace_s)
-        return PushRunner(deliver, *parts)
+        return PushRunner(deliver, *self._runner_parts())
 
     def _target_of(self, queue: str) -> Target | None:
         return self._routes.targets.get(queue)

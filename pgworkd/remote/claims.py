@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.database.claims import Claimed
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
@@ -15,6 +14,7 @@ from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.assignment import sealed
+from pgworkd.words.claims import Claimed
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Reason
 

@@ -15,7 +15,6 @@ from uuid import uuid4
 import anyio
 
 from pgworkd.database import remote_store
-from pgworkd.database.claims import ClaimOrder, Claims
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
@@ -23,6 +22,7 @@ from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.words.claims import ClaimOrder, Claims
 from pgworkd.words.events import Events
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Reason

@@ -6,27 +6,21 @@ its lease is what their rescue depends on; and a site that has no daemon has its
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.listener import NotificationListener
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.life.loop_watch import LoopWatch
-from pgworkd.engine.life.maintenance import Maintenance, Periods
-from pgworkd.engine.life.recurring import Recurring
-from pgworkd.engine.life.signals import Signals
-from pgworkd.engine.life.startup import Startup
+from pgworkd.engine.life.member import Member
+from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.tallies import Tallies
-from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.remote.beats import Beats
 from pgworkd.remote.claims import RemoteClaims
@@ -51,73 +45,36 @@ STOP_S = 10.0
 class RemoteService:
     """Serves remote workers within `run`."""
 
-    def __init__(
-        self,
-        options: ConnectionOptions,
-        name: str,
-        events_: Events,
-        *,
-        periods: Periods,
-        poll_s: float,
-        statistics: bool,
-        environment: str | None,
-        loop_watch: LoopWatch | None = None,
-    ) -> None:
-        """`name`: of this gateway, as `pgworkd workers` shows it; the others as in `DaemonOptions`."""
-        self._loop_watch = loop_watch
-        self.events, self.options, self._name = events_, options, name
-        self._periods, self._poll_s, self._statistics = periods, poll_s, statistics
+    def __init__(self, options: DaemonOptions, events_: Events, loop_watch: LoopWatch | None = None) -> None:
+        """`options`: of the gateway as a member of the fleet; its lease is its own."""
+        self.events = events_
         self.tallies = Tallies(events_)
         self.queues = RemoteQueues(events_)
-        self._store = Store(options, lambda: len(self.queues.pools), environment=environment)
-        self.remote = RemoteStore(options, lambda: len(self.queues.pools))
+        self._store = Store(options.connection, lambda: len(self.queues.pools), environment=options.environment)
+        self.remote = RemoteStore(options.connection, lambda: len(self.queues.pools))
         self.workers = RemoteWorkers(self.remote)
-        self._in_flight = InFlight()
-        self._recurring = Recurring(self._store, events_)
-        self.owner = self.queues.owner = self._make_owner()
-        self._signals = self._make_signals()
-        self._maintenance = self._make_maintenance()
-        self.settles = Settles(self.remote, self.workers, self._recurring, self.tallies, self._settled)
-        self.beats = Beats(self.remote, self.workers, events_)
-        self._watch = Watch(self.remote, self.workers, self.settles, events_, on_free=self._freed)
-        self.claims = RemoteClaims(
-            self._store, self.remote, self.workers, self.settles, self._pool, self._recurring.missed
-        )
-        self._tasks: TaskGroup | None = None
-        self._stop = anyio.Event()
-        self.ready = anyio.Event()
-        """Set when it serves for the first time."""
-
-    def _make_owner(self) -> WorkerLife:
-        return WorkerLife(
-            self._store,
-            self.queues,
-            self._in_flight,
-            self.events,
-            name=self._name,
+        in_flight = InFlight()
+        self.owner = self.queues.owner = WorkerLife(
+            *(self._store, self.queues, in_flight, events_),
+            name=options.worker_name,
             kind="gateway",
             lease_s=LEASE_S,
             heartbeat_s=HEARTBEAT_S,
             end_process=lambda _: None,  # nothing runs here that could outlive a lease
-            loop_watch=self._loop_watch,
+            loop_watch=loop_watch,
         )
-
-    def _make_signals(self) -> Signals:
-        return Signals(
-            *(self._store.signals, self.tallies, self._name, self._periods.keep_dead_days),
-            clock_ahead_s=lambda: self.owner.clock_ahead_s,
-            statistics=self._statistics,
-        )
-
-    def _make_maintenance(self) -> Maintenance:
-        return Maintenance(
-            *(self._store, self._recurring, self._in_flight, self.owner, self.events, self._periods),
-            on_dead=self._died,
-            command_timeout_s=self.options.command_timeout_s,
-            queues=lambda: list(self.queues.pools),
-            tallies=self.tallies,
-            signals=self._signals,
-        )
+        parts = (self._store, self.queues, self.owner, in_flight, events_, self.tallies, options)
+        self._member = _GatewayMember(*parts, on_dead=self._died)
+        self._member.service = self
+        recurring = self._member.recurring
+        self.settles = Settles(self.remote, self.workers, recurring, self.tallies, self._settled)
+        self.beats = Beats(self.remote, self.workers, events_)
+        self._watch = Watch(self.remote, self.workers, self.settles, events_, on_free=self._freed)
+        self.claims = RemoteClaims(self._store, self.remote, self.workers, self.settles, self._pool, recurring.missed)
+        self._tasks: TaskGroup | None = None
+        self._stop = anyio.Event()
+        self.ready = anyio.Event()
+        """Set when it serves for the first time."""
 
     def check(self) -> None:
         """Raises DatabaseUnavailable unless it serves: it has a lease, and the settings of its queues."""
@@ -129,7 +86,7 @@ class RemoteService:
         try:
             while not self._stop.is_set():
                 try:
-                    began_s = await Startup(self._store.verify, self.events).run(self._register, self._stop)
+                    began_s = await self._member.startup.run(self._member.register, self._stop)
                 except PgworkdError as error:
                     self.events.emit(events.STATEMENT_FAILED, part="start", error=str(error), retry_in_s=AGAIN_S)
                     with anyio.move_on_after(AGAIN_S):
@@ -139,30 +96,21 @@ class RemoteService:
                         await self._work(began_s)
         finally:
             with anyio.CancelScope(shield=True):
-                await self.owner.stop()
+                await self._member.close()
                 await self.remote.close()
-                await self._store.close()
 
     def request_stop(self) -> None:
         """Ends `run`: no claim is made any more."""
         self.owner.stopping = True
         self._stop.set()
 
-    async def _register(self) -> float:
-        await self._store.ensure_today()
-        return await self.owner.register()
-
     async def _work(self, began_s: float) -> None:
         async with anyio.create_task_group() as tasks:
             self.owner.start(began_s)
-            listener = NotificationListener(self._store.listener, _Notifications(self), self.events)
-            poller = Poller(
-                self._store, self.queues.pools, self.owner, self.events, self._poll_s, self.tallies.refusals
-            )
-            parts = (self.owner, self.settles, self.beats, self._watch, self._maintenance, listener, poller)
-            for part in parts:
+            for part in (self.owner, self.settles, self.beats, self._watch):
                 tasks.start_soon(part.run, name=type(part).__name__)
-            tasks.start_soon(self._signals.tick)
+            await self._member.attend(tasks)
+            tasks.start_soon(self.remote.close_idle)
             tasks.start_soon(self._close_idle_pools)
             self._tasks = tasks
             self.ready.set()
@@ -171,14 +119,8 @@ class RemoteService:
                 while any(pool.is_claiming for pool in self.queues.pools.values()) or self.settles.waiting:
                     await anyio.sleep(0.02)
             self._tasks = None
-            await self._sign_off()
+            await self._member.sign_off(anyio.current_time() + STOP_S)
             tasks.cancel_scope.cancel()
-
-    async def _sign_off(self) -> None:
-        await self.owner.stop()  # first: a heartbeat after the end of the registration would find it lost
-        with contextlib.suppress(PgworkdError), anyio.move_on_after(STOP_S):
-            await self._store.sign_off(self.owner.worker_id)
-            await self._signals.write_last()
 
     def backoffs(self, worker: RemoteWorker) -> dict[str, dict[str, float]]:
         """What operators have set for those queues of a worker for whose jobs somebody waits here."""
@@ -234,7 +176,7 @@ class RemoteService:
 
     def _wake(self, attempt: Attempt, outcome: Outcome, status: str) -> None:
         if attempt.claimed.schedule is not None and self._lacks_next(attempt, status):
-            self._maintenance.schedules_changed()
+            self._member.schedules_changed()
         pool = self.queues.pools.get(attempt.queue)
         if attempt.claimed.is_suspect or attempt.claimed.serialize_key or (pool is not None and pool.limited):
             self.queues.claim_soon()
@@ -250,7 +192,7 @@ class RemoteService:
 
     def _lacks_next(self, attempt: Attempt, status: str) -> bool:
         """True if the settle of an occurrence could not insert the next one: it was skipped, or its rule is unknown."""
-        return status not in ("completed", "failed", "dead") or self._recurring.following(attempt) is None
+        return status not in ("completed", "failed", "dead") or self._member.recurring.following(attempt) is None
 
     def _died(self, rescued: Rescued) -> None:
         self.events.emit(events.JOB_DEAD, **rescued.facts(), duration_s=None, error=rescued.error)
@@ -260,14 +202,12 @@ class RemoteService:
         for worker in self.workers:
             await self.remote.set_slots(worker.id, worker.slots)
 
-    # Called by the listener.
+    def news_of(self, worker_id: int) -> None:
+        """The database has instructions for a remote worker."""
+        self.beats.look(worker_id)
 
     def reconnected(self) -> None:
         """The server may have crashed: it has lost the pools of all workers."""
-        self.queues.forget_announcements()
-        self._maintenance.schedules_changed()
-        self._maintenance.effects_deferred()
-        self.owner.renew_now()
         self.workers.forget_standing()
         if self._tasks is not None:
             self._tasks.start_soon(self._restore)
@@ -280,38 +220,19 @@ class RemoteService:
             except PgworkdError as error:
                 await outage.wait(error)
 
-    def maintenance_needed(self, what: str) -> None:
-        """A notification for maintenance: schedules_changed, effects_deferred or worker_ended."""
-        getattr(self._maintenance, what)()
 
+class _GatewayMember(Member):
+    """Passes on what concerns remote workers."""
 
-class _Notifications:
-    """`NotificationHandler` of a gateway."""
-
-    def __init__(self, service: RemoteService) -> None:
-        self._service = service
-
-    def on_queue(self, queue: str, run_at: float | None) -> None:
-        if (pool := self._service.queues.pools.get(queue)) is not None:
-            pool.notified(run_at)
-
-    def on_schedules(self) -> None:
-        self._service.maintenance_needed("schedules_changed")
-
-    def on_effects(self) -> None:
-        self._service.maintenance_needed("effects_deferred")
-
-    def on_worker_ended(self) -> None:
-        self._service.maintenance_needed("worker_ended")
-
-    def on_settings(self) -> None:
-        self._service.owner.renew_now()
+    service: RemoteService
 
     def on_worker(self, worker_id: int) -> None:
-        if worker_id == self._service.owner.worker_id:
-            self._service.owner.renew_now()
-        else:
-            self._service.beats.look(worker_id)
+        """As `Member`, or for a remote worker."""
+        super().on_worker(worker_id)
+        if worker_id != self.worker.worker_id:
+            self.service.news_of(worker_id)
 
     def on_reconnect(self) -> None:
-        self._service.reconnected()
+        """As `Member`, and for the remote workers."""
+        super().on_reconnect()
+        self.service.reconnected()

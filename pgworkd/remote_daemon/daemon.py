@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 from uuid import UUID
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.reconnect import Outage
-from pgworkd.database.store import Store
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.kill_timer import KillTimer
+from pgworkd.engine.life.member import Membership
+from pgworkd.engine.life.queues import QueueSet
+from pgworkd.engine.life.recurring import rules_of
 from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.registry import App
@@ -23,7 +25,9 @@ from pgworkd.remote_daemon.client import GatewayOptions
 from pgworkd.remote_daemon.heartbeats import RemoteInstructions
 from pgworkd.remote_daemon.pool import LongPollPool
 from pgworkd.remote_daemon.store import GatewayStore
+from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
+from pgworkd.words.source import Instructions, WorkSource
 
 NO_DATABASE = "needs the database, and this daemon works through a gateway: serve its queue with a daemon that has one"
 
@@ -47,6 +51,77 @@ class RemoteLife(WorkerLife):
             self.obey(instructions)
 
 
+class RemoteMember:
+    """Of the fleet of a gateway, which does for all workers what a member does beside its own work: `Membership`."""
+
+    def __init__(
+        self, store: GatewayStore, queues: QueueSet, worker: RemoteLife, events_: Events, wait_s: float
+    ) -> None:
+        """`wait_s`: how long a start waits for the settings of its queues."""
+        self._store, self._queues, self._events, self._wait_s = store, queues, events_, wait_s
+        self.worker = worker
+        self.startup = Startup(anyio.lowlevel.checkpoint, events_, "the gateway")
+        self.planner = _NoPlanner()
+        self._changed = anyio.Event()
+
+    @property
+    def listening(self) -> bool:
+        """True while the gateway answers: claims wait in it."""
+        return self.worker.database_answers
+
+    async def register(self, app: App) -> float:
+        """As of `Membership`."""
+        await self._store.declare(rules_of(app))
+        return await self.worker.register()
+
+    async def attend(self, tasks: TaskGroup) -> None:
+        """As of `Membership`."""
+        tasks.start_soon(self._tell_queues, name="queues")
+        with anyio.move_on_after(self._wait_s):
+            await self._queues.overrides.first.wait()
+
+    def schedules_changed(self) -> None:
+        """Nothing: the gateway knows."""
+
+    async def sign_off(self, until: float) -> str | None:
+        """As of `Membership`."""
+        await self.worker.stop()
+        return await self.worker.sign_off(until)
+
+    async def close(self) -> None:
+        """As of `Membership`."""
+        await self.worker.stop()
+        await self._store.close()
+
+    def queues_changed(self) -> None:
+        """Other queues are served, or with other slots."""
+        self._changed.set()
+
+    async def _tell_queues(self) -> None:
+        """Tells the gateway whenever they have changed."""
+        outage = Outage("queues", self._events)
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            while not self._store.is_served:
+                try:
+                    await self._store.serve(self.worker.worker_id)
+                except PgworkdError as error:
+                    await outage.wait(error)
+                else:
+                    outage.passed()
+
+
+class _NoPlanner:
+    """The gateway knows the schedules, and hands out no occurrence that was missed."""
+
+    def following(self, attempt: Attempt) -> None:
+        """None is inserted here."""
+
+    async def missed(self, attempt: Attempt) -> None:
+        """None is skipped here."""
+
+
 class RemoteDaemon(Daemon):
     """A daemon that works through a gateway. Of the options, those for its database have no effect."""
 
@@ -55,13 +130,7 @@ class RemoteDaemon(Daemon):
         if app.alert_rules:
             raise UsageError(f"app.alert {NO_DATABASE}")
         self._gateway = gateway
-        self._changed = anyio.Event()
-        super().__init__(app, dataclasses.replace(options, statistics=False), **more)  # the gateway's are for all
-
-    @property
-    def listening(self) -> bool:
-        """True while the gateway answers: claims wait in it."""
-        return self.worker.database_answers
+        super().__init__(app, options, **more)
 
     def request_stop(self, *, now: bool = False) -> None:
         """As `Daemon`; the gateway answers claims that wait as soon as it knows."""
@@ -70,33 +139,20 @@ class RemoteDaemon(Daemon):
             self.worker.heartbeat.state = "stopping"
             self.worker.renew_now()
 
-    def _make_store(self) -> Store:
-        self._remote = GatewayStore(self._gateway, self.options.connection, self._slots, self._told)
+    def _make_store(self) -> WorkSource:
+        self._remote = GatewayStore(self._gateway, self._slots, self._told)
         return self._remote
 
-    def _make_startup(self) -> Startup:
-        return Startup(self._store.verify, self.events, "the gateway")
-
-    def _make_worker(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> WorkerLife:
-        options = self.options
-        self._life = RemoteLife(
-            self._store,
-            self._queues,
-            self.in_flight,
-            self.events,
-            name=options.worker_name,
-            lease_s=options.lease_s,
-            heartbeat_s=options.heartbeat_s,
-            end_process=end_process,
-            kill_timer=kill_timer,
-            loop_watch=self.loop_watch,
-        )
+    def _make_member(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> Membership:
+        self._life = self._make_worker(RemoteLife, end_process, kill_timer)
         self._life.obey = self._obeyed
-        return self._life
+        wait_s = self.options.connection.connect_timeout_s
+        self._membership = RemoteMember(self._remote, self._queues, self._life, self.events, wait_s)
+        return self._membership
 
     def _make_pool(self, queue: str, slots: int) -> LongPollPool:
         parts = (self._store, self._runner, self._settler, self.in_flight, self.events, self.tallies)
-        return LongPollPool(queue, slots, self.app, self.worker, *parts, on_change=self._note_change)
+        return LongPollPool(queue, slots, self.app, self.worker, *parts, on_change=self._membership.queues_changed)
 
     def _slots(self) -> dict[str, int]:
         return {queue: pool.concurrency for queue, pool in self.pools.items() if not pool.closed}
@@ -123,29 +179,3 @@ class RemoteDaemon(Daemon):
         for job_id, attempt in attempts:
             if (found := self.in_flight.find(job_id, attempt)) is not None:
                 found.stop(reason)
-
-    async def _register(self) -> float:
-        await self._recurring.declare(self.app)
-        return await self.worker.register()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-
-    async def _tell_queues(self) -> None:
-        """Tells the gateway whenever other queues are served, or with other slots."""
-        outage = Outage("queues", self.events)
-        while True:
-            await self._changed.wait()
-            self._changed = anyio.Event()
-            while not self._remote.is_served:
-                try:
-                    await self._remote.serve(self.worker_id)
-                except PgworkdError as error:
-                    await outage.wait(error)
-                else:
-                    outage.passed()
-
-    async def _attend(self, tasks: TaskGroup) -> None:
-        tasks.start_soon(self._tell_queues, name="queues")
-        with anyio.move_on_after(self.options.connection.connect_timeout_s):
-            await self._queues.overrides.first.wait()

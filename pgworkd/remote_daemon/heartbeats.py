@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.errors import WorkerLost
 from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import GatewayClient, GatewayOptions
+from pgworkd.words.source import Instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RemoteInstructions(Instructions):
     """(id, attempt) of those that are not ours any more."""
 
 
-class GatewayHeartbeats(HeartbeatStore):
+class GatewayHeartbeats:
     """One beat renews the lease and brings the instructions. Raises PgworkdError."""
 
     def __init__(self, gateway: GatewayOptions, limit_s: float, held: Assignments) -> None:

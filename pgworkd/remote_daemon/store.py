@@ -14,19 +14,16 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.heartbeat_store import HeartbeatStore
-from pgworkd.database.schedule_store import Occurrence, Undeclared
-from pgworkd.database.store import Claimed, ClaimOrder, Claims, Store
-from pgworkd.database.transactions import TransactionPool
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import CONFLICT, GatewayClient, GatewayOptions, problem
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
+from pgworkd.words.claims import Claimed, ClaimOrder, Claims
 from pgworkd.words.fence import Fence, Settlement, Settling
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.registration import Registration
+from pgworkd.words.source import Occurrence, Payload
 
 WAIT_S = 20.0
 """How long a claim waits for a job: shorter than proxies cut a silent request off."""
@@ -36,32 +33,27 @@ PROGRESS_CHARS_MAX, REASON_CHARS_MAX = 500, 1000
 _MESSAGE_MAX, _TRACEBACK_MAX, _TYPE_MAX = 100_000, 500_000, 200
 
 
-class GatewayStore(Store):
-    """`Store` without a database."""
+class GatewayStore:
+    """`WorkSource` over HTTP."""
 
     def __init__(
         self,
         gateway: GatewayOptions,
-        limits: ConnectionOptions,
         slots: Callable[[], dict[str, int]],
         on_told: Callable[[str, Collection[tuple[UUID, int]]], None],
     ) -> None:
-        """`limits`: its times only. `slots` returns the queues that are served, and how many jobs of each at once.
+        """`slots` returns the queues that are served, and how many jobs of each at once.
 
         `on_told` gets what the answer to a claim says: the state (run, quiet, stop) and what to cancel.
         """
-        super().__init__(limits)
         self._gateway, self._slots, self._on_told = gateway, slots, on_told
         self._http = GatewayClient(gateway)
         self.held = Assignments()
         self._served: dict[str, int] = {}
         self._locked: set[UUID] = set()  # jobs that the last settle found locked
-        self.transactions = _NoTransactions(limits, 1)
+        self.transactions = _NoTransactions()
 
-    async def verify(self) -> None:
-        """Nothing to do: the gateway and its database fit each other, or it answers so."""
-
-    def heartbeats(self, limit_s: float) -> HeartbeatStore:
+    def heartbeats(self, limit_s: float) -> GatewayHeartbeats:
         """Beats, on connections of their own."""
         return GatewayHeartbeats(self._gateway, min(limit_s, self._gateway.limit_s), self.held)
 
@@ -206,9 +198,15 @@ class GatewayStore(Store):
             with contextlib.suppress(WorkerLost):  # the heartbeat learns it
                 await self._http.call("POST", path, {"progress": progress}, worker_id=worker_id)
 
-    # What the gateway does.
+    async def payloads(self, *_: Any, **__: Any) -> list[Payload]:
+        """None: claims leave out no payload."""
+        return []
 
-    async def declare_rules(self, worker_id: int | None, rules: Mapping[str, Mapping[str, Any]]) -> list[Undeclared]:
+    async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
+        """Never called, as there are no transactions."""
+        return False
+
+    async def declare(self, rules: Mapping[str, Mapping[str, Any]]) -> None:
         """Stores the schedules of the code, which stay when the code declares them no more.
 
         `rules`: by name, the columns of `schedules`. AccessRefused without the right.
@@ -223,21 +221,6 @@ class GatewayStore(Store):
             except DatabaseError as error:
                 if error.sqlstate != CONFLICT:  # a daemon with a database declares it, too
                     raise
-        return []
-
-    async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
-        """None: the gateway does not hand out occurrences that were missed."""
-        return None
-
-    async def open_sessions(self) -> None:
-        """Nothing."""
-
-    async def ensure_today(self) -> None:
-        """Nothing."""
-
-    async def running_of(self, worker_id: int, age_s: float, *_: Any, **__: Any) -> list[tuple[UUID, int]]:
-        """Nothing: the gateway compares what runs with the lists in our beats."""
-        return []
 
 
 def _claimed(job: dict[str, Any], deadline_s: float | None) -> Claimed:
@@ -305,7 +288,7 @@ _STATUSES = {
 }
 
 
-class _NoTransactions(TransactionPool):
+class _NoTransactions:
     """A pool without connections."""
 
     @contextlib.asynccontextmanager

@@ -56,8 +56,8 @@ BUGS = (
     python(
         "a remote daemon has no kill timer",
         "remote_daemon/daemon",
-        "            kill_timer=kill_timer,\n",
-        "",
+        "self._make_worker(RemoteLife, end_process, kill_timer)",
+        "self._make_worker(RemoteLife, end_process, None)",
         tests=_COMMANDS,
     ),
     python(

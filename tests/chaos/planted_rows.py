@@ -147,7 +147,7 @@ BUGS = (
     python(
         "a daemon is ready with too few sessions to serve",
         "engine/life/daemon",
-        "        await self._store.open_sessions()\n",
+        "            sessions=self._database.open_sessions,\n",
         "",
         tests="tests/engine/test_start.py",
     ),

@@ -7,16 +7,17 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.database.heartbeat_store import Instructions
-from pgworkd.database.store import Claimed, ClaimOrder, Store
+from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat
 from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.tallies import Tallies
+from pgworkd.words.claims import Claimed, ClaimOrder
 from pgworkd.words.events import Events
 from pgworkd.words.fence import Fence
+from pgworkd.words.source import Instructions
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert, until
 from tests.kits.settles import complete

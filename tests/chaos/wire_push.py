@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 from uuid import uuid4
 
-from pgworkd.database.claims import ClaimOrder
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.database.remote_store import RemoteStore, Waiter
 from pgworkd.words.assignment import sealed
+from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of, told_by
 from tests.chaos.wire_routes import slug_of, told_by_problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 from uuid import UUID, uuid4
 
-from pgworkd.database.claims import ClaimOrder
 from pgworkd.database.remote_store import RENEWED, RemoteStore, Waiter
+from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of, told_by

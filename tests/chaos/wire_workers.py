@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from pgworkd.database.claims import ClaimOrder
 from pgworkd.database.remote_store import RemoteStore, Waiter
 from pgworkd.words.assignment import sealed
+from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import STUCK_S, Operation, Told, differs, rows_of
 from tests.chaos.wire_routes import Route, slug_of, told_by_problem

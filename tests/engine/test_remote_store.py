@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from pgworkd.database.claims import ClaimOrder
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.remote_store import (
     LOCKED,
@@ -22,6 +21,7 @@ from pgworkd.database.remote_store import (
     RemoteWorker,
     Waiter,
 )
+from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence, Settlement
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.registration import Registration, token_of

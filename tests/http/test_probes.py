@@ -21,7 +21,7 @@ from anyio import to_thread
 from pgworkd.admin import Admin
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.words.access import SCOPES
-from pgworkd.words.assignment import parsed
+from pgworkd.words.assignment import parsed, sealed
 from tests.http.probes import CANARY, PROBES, Probe
 from tests.kits.gateway import LIMIT_S, served, token
 
@@ -130,7 +130,7 @@ async def filled(client: httpx.AsyncClient, narrow: str) -> dict[str, str]:
         "my_secret": own["secret"],
         "running": running["job"]["id"],
         "mine": mine["assignment"],
-        "forged": fence._replace(worker_id=own["worker"]).sealed(UUID(own["secret"])),
+        "forged": sealed(fence._replace(worker_id=own["worker"], token=UUID(own["secret"]))),
         "bent": text[:10] + ("A" if text[10] != "A" else "B") + text[11:],
     }
 

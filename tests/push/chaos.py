@@ -106,7 +106,8 @@ async def _prepare(db: Any, url: str, jobs: int) -> None:
         mode = "callback" if number % 2 else "sync"
         times = {"timeout_s": TIMEOUT_S, "callback_timeout_s": CALLBACK_S}
         await put_endpoint(db, f"e{number}", url, f"q{number}", mode=mode, secret_name="chaos", **times)
-        await db.execute('SELECT pgworkd.set_queue($1, \'{"backoff_s": 0.5, "max_losses": 100}\')', f"q{number}")
+        changes = '{"backoff_s": 0.5, "backoff_cap_s": 5, "max_losses": 100}'
+        await db.execute("SELECT pgworkd.set_queue($1, $2)", f"q{number}", changes)
     insert = """INSERT INTO pgworkd.jobs (queue, payload, max_attempts)
         SELECT 'q' || n % $2::int, jsonb_build_object('n', n), 100 FROM generate_series(1, $1::int) n"""
     await db.execute(insert, jobs, QUEUES)

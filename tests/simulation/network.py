@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import anyio
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.store import Claims
 from pgworkd.errors import DatabaseUnavailable
+from pgworkd.words.claims import Claims
 
 from .table import Table
 

@@ -7,11 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
-from pgworkd.database.heartbeat_store import Instructions
-from pgworkd.database.schedule_store import Occurrence
-from pgworkd.database.store import ClaimOrder, Claims
+from pgworkd.words.claims import ClaimOrder, Claims
 from pgworkd.words.fence import Fence, Settling
 from pgworkd.words.job import Ending
+from pgworkd.words.source import Instructions, Occurrence
 
 from .network import LINK, Network, SimulatedLink, SimulatedListener
 from .table import Row

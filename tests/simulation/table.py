@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from pgworkd.database.store import Claimed, ClaimOrder, Claims
 from pgworkd.errors import DatabaseBusy, WorkerLost
+from pgworkd.words.claims import Claimed, ClaimOrder, Claims
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Ending, Outcome
 

@@ -12,12 +12,12 @@ from uuid import UUID
 
 import asyncpg
 
-from pgworkd.database.claims import ClaimOrder, Claims
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.remote_daemon import store as gateway_store
 from pgworkd.remote_daemon.client import GatewayOptions
 from pgworkd.remote_daemon.store import GatewayStore
+from pgworkd.words.claims import ClaimOrder, Claims
 from tests.kits.verbs import insert
 from tests.simulation.network import Network
 from tests.simulation.store import SimulatedStore, Watcher
@@ -120,14 +120,13 @@ def in_postgres(db: asyncpg.Connection[Any], dsn: str) -> InDatabase:
 
 def behind_a_gateway(db: asyncpg.Connection[Any], dsn: str, url: str, token: str) -> InDatabase:
     """A daemon's calls to a gateway."""
-    options = ConnectionOptions(dsn, LIMIT_S, LIMIT_S)
 
     def told(_state: str, _cancels: object) -> None:
         """The instructions say so, too."""
 
     place = InDatabase(db, dsn, None)
     gateway = GatewayOptions(url, token, LIMIT_S)
-    place.source = GatewayStore(gateway, options, lambda: {place.queue: SLOTS}, told)
+    place.source = GatewayStore(gateway, lambda: {place.queue: SLOTS}, told)
     return place
 
 

@@ -10,8 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd.database.claims import Claimed
 from pgworkd.errors import WorkerLost
+from pgworkd.words.claims import Claimed
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Ending, Outcome
 from tests.kits import gateway

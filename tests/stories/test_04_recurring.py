@@ -14,10 +14,11 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.store import ClaimOrder, Store
+from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.words import events
+from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.events import Events
 from pgworkd.words.fence import Fence
 from pgworkd.words.recurrence import Recurrence

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from pgworkd.database.store import Claimed
 from pgworkd.engine.claim.claim_cursor import (
     COST_SHARE,
     LEVELS,
@@ -20,6 +19,7 @@ from pgworkd.engine.claim.claim_cursor import (
     Keyed,
     Start,
 )
+from pgworkd.words.claims import Claimed
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 HEAD = Start([], [], [])

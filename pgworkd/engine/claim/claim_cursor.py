@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.database.store import Claimed
+from pgworkd.words.claims import Claimed
 
 PERIOD_FIRST_S = 0.02
 LEVELS = 10

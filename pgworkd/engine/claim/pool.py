@@ -13,7 +13,6 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.database.store import ClaimOrder, Claims, Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.claim_loop import CLAIM_MAX, CLAIM_SOCKET_MAX, ClaimingWorker, ClaimLoop
 from pgworkd.engine.claim.prefetch import Prefetch
@@ -24,8 +23,10 @@ from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError
+from pgworkd.words.claims import ClaimOrder, Claims
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason, stopped
+from pgworkd.words.source import WorkSource
 
 BOUND_S = 0.1
 """After a limit was reached, nothing is claimed ahead for this many seconds."""
@@ -53,7 +54,7 @@ class Pool(ClaimLoop):
         concurrency: int,
         app: App,
         worker: ClaimingWorker,
-        store: Store,
+        store: WorkSource,
         runner: Runner,
         settler: Settler,
         in_flight: InFlight,

@@ -9,38 +9,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.database.listener import NotificationListener
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.host import uncut
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
-from pgworkd.engine.life.maintenance import Maintenance
-from pgworkd.engine.life.notifications import Notifications
+from pgworkd.engine.life.member import Member, Membership
 from pgworkd.engine.life.options import DaemonOptions, Part
 from pgworkd.engine.life.queues import QueueSet
-from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.shutdown import Shutdown
-from pgworkd.engine.life.signals import Signals
-from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.registry import App
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
-from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.words import events, log
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.source import WorkSource
 
 __all__ = ["Daemon", "DaemonOptions", "Part"]
+
+Life = TypeVar("Life", bound=WorkerLife)
 
 
 class Daemon:
@@ -75,32 +74,28 @@ class Daemon:
         self.ready, self.stop_requested = anyio.Event(), anyio.Event()
         self._parts = parts
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: NotificationListener | None = None
         self.in_flight = InFlight()
         self.tallies = Tallies(self.events, app.handlers)
         self._store = self._make_store()
-        self._startup = self._make_startup()
-        self._recurring = Recurring(self._store, self.events)
         self._queues = self._make_queues()
         self._job_events = JobEvents(
             *(app, self._store, self.in_flight, self.events, self.tallies, options.slow_min_s, options.slow_factor)
         )
+        self.loop_watch = LoopWatch(self.events, options.loop_limit, end_process, self.in_flight)
+        self._member = self._make_member(end_process or self._give_up_lease, kill_timer)
+        self.worker = self._member.worker
         self._settler = self._make_settler()
         self._runner = self._make_runner()
-        self.loop_watch = LoopWatch(self.events, options.loop_limit, end_process, self.in_flight)
-        self.worker = self._make_worker(end_process or self._give_up_lease, kill_timer)
-        self._signals = self._make_signals()
-        self._maintenance = self._make_maintenance()
-        parts_to_stop = (self._queues, self.in_flight, self._settler, self.worker, self._maintenance, self._signals)
+        parts_to_stop = (self._queues, self.in_flight, self._settler, self._member)
         self._shutdown = Shutdown(options, *parts_to_stop, self.events, end_process)
         self._queues.serve(queues)  # makes the pools, which need all of the above
 
-    def _make_store(self) -> Store:
+    def _make_store(self) -> WorkSource:
         options = self.options
-        return Store(options.connection, lambda: len(self.pools), options.transactions_max, options.environment)
-
-    def _make_startup(self) -> Startup:
-        return Startup(self._store.verify, self.events)
+        self._database = Store(
+            options.connection, lambda: len(self.pools), options.transactions_max, options.environment
+        )
+        return self._database
 
     def _make_queues(self) -> QueueSet:
         return QueueSet(
@@ -114,48 +109,46 @@ class Daemon:
 
     def _make_settler(self) -> Settler:
         return Settler(
-            *(self._store, self.in_flight, self.events, self._recurring, self.tallies),
+            *(self._store, self.in_flight, self.events, self._member.planner, self.tallies),
             on_completed=self._completed,
             on_settled=self._settled,
             on_capacity=self._queues.claim_soon,
         )
 
     def _make_runner(self) -> Runner:
+        return Runner(*self._runner_parts())
+
+    def _runner_parts(self) -> tuple[Any, ...]:
         backoffs, options = self._queues.overrides.backoffs, self.options
-        return Runner(
-            *(self.app, self._store, self._recurring, self.events, options.worker_name, backoffs, options.grace_s)
+        planner = self._member.planner
+        return self.app, self._store, planner, self.events, options.worker_name, backoffs, options.grace_s
+
+    def _make_member(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> Membership:
+        handlers = self.app.handlers
+        queues = {handler.queue for handler in handlers.values()}
+        known = {"kinds": handlers or None, "handled_queues": queues}
+        worker = self._make_worker(WorkerLife, end_process, kill_timer, **known)
+        parts = (self._database, self._queues, worker, self.in_flight, self.events, self.tallies, self.options)
+        return Member(
+            *parts,
+            on_dead=self._job_events.died_with_worker,
+            rules=self.app.alert_rules.values(),
+            sessions=self._database.open_sessions,
         )
 
-    def _make_worker(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> WorkerLife:
-        return WorkerLife(
+    def _make_worker(
+        self, make: type[Life], end_process: Callable[[str], None], kill_timer: KillTimer | None, **known: Any
+    ) -> Life:
+        """`known`: what it says of its kinds and queues."""
+        return make(
             *(self._store, self._queues, self.in_flight, self.events),
             name=self.options.worker_name,
-            kinds=self.app.handlers or None,
-            handled_queues={handler.queue for handler in self.app.handlers.values()},
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
             end_process=end_process,
             kill_timer=kill_timer,
             loop_watch=self.loop_watch,
-        )
-
-    def _make_signals(self) -> Signals:
-        options = self.options
-        return Signals(
-            *(self._store.signals, self.tallies, options.worker_name, options.periods.keep_dead_days),
-            self.app.alert_rules.values(),
-            clock_ahead_s=lambda: self.worker.clock_ahead_s,
-            statistics=options.statistics,
-        )
-
-    def _make_maintenance(self) -> Maintenance:
-        return Maintenance(
-            *(self._store, self._recurring, self.in_flight, self.worker, self.events, self.options.periods),
-            on_dead=self._job_events.died_with_worker,
-            command_timeout_s=self.options.connection.command_timeout_s,
-            queues=lambda: list(self.pools),
-            tallies=self.tallies,
-            signals=self._signals,
+            **known,
         )
 
     def _make_pool(self, queue: str, slots: int) -> Pool:
@@ -182,7 +175,7 @@ class Daemon:
     @property
     def listening(self) -> bool:
         """True while notifications arrive; else the pools only poll."""
-        return self._listener is not None and self._listener.listening
+        return self._member.listening
 
     def healthy(self) -> bool:
         """False when a restart would help: the heartbeat is stuck."""
@@ -193,7 +186,7 @@ class Daemon:
         if self.stop_requested.is_set():
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
-            return f"waiting for {self._startup.waits_for}"
+            return f"waiting for {self._member.startup.waits_for}"
         state = (self.tallies.refusals.text() or "working") if self.worker.may_claim else "fenced: no lease"
         if self.worker.outdated:
             state = "claims nothing: the schema is newer, upgrade pgworkd"
@@ -251,7 +244,6 @@ class Daemon:
                 tasks.start_soon(self.loop_watch.run)
                 for part in self._parts:
                     tasks.start_soon(part.run, self, name=type(part).__name__)
-                tasks.start_soon(self._signals.tick)
                 try:
                     exit_code = await self._work(tasks)
                 except PgworkdError as error:
@@ -259,8 +251,7 @@ class Daemon:
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.worker.stop()
-                await self._store.close()
+                await self._member.close()
             if isinstance(problem, (SchemaError, UsageError)):
                 exit_code = 2  # the exit code of the process
             self.events.emit(events.DAEMON_STOPPED, exit_code=exit_code)
@@ -272,7 +263,8 @@ class Daemon:
         began_s = None
         with anyio.CancelScope() as startup:
             tasks.start_soon(self._cancel_on_stop, startup)
-            began_s = await self._startup.run(self._register, self.stop_requested)
+            register = partial(self._member.register, self.app)
+            began_s = await self._member.startup.run(register, self.stop_requested)
         if began_s is None:
             return 0
         await self._start(tasks, began_s)
@@ -284,36 +276,14 @@ class Daemon:
         await self.stop_requested.wait()
         startup.cancel()
 
-    async def _register(self) -> float:
-        """Declares schedules and alerts, and registers; returns when the lease began. Not without all its sessions."""
-        await self._store.open_sessions()
-        await self._store.ensure_today()
-        await self._recurring.declare(self.app)
-        await self._signals.begin()
-        return await self.worker.register()
-
     async def _start(self, tasks: TaskGroup, began_s: float) -> None:
         self.worker.start(began_s)
         for task in (self._settler.run, self._job_events.run, self.worker.run):
             tasks.start_soon(task)
-        await self._attend(tasks)
+        await self._member.attend(tasks)
         self._queues.start(tasks)
         self.ready.set()
         self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
-
-    async def _attend(self, tasks: TaskGroup) -> None:
-        """Starts what wakes the pools, and maintenance; returns when they may claim, or after a while."""
-        listening = anyio.Event()
-        handler = Notifications(self._queues, self.worker, self._maintenance)
-        self._listener = NotificationListener(self._store.listener, handler, self.events)
-        tasks.start_soon(self._listener.run, listening.set, name="listener")
-        with anyio.move_on_after(self.options.connection.connect_timeout_s):
-            await listening.wait()  # not required: without notifications the pools poll
-            await self._queues.overrides.first.wait()  # until then they may not claim
-        tasks.start_soon(self._store.tend_connections, self.worker_id, name="connections")
-        tasks.start_soon(self._maintenance.run, name="maintenance")
-        parts = (self._store, self.pools, self.worker, self.events, self.options.poll_s, self.tallies.refusals)
-        tasks.start_soon(Poller(*parts).run, name="poller")
 
     def _give_up_lease(self, reason: str) -> None:
         """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""
@@ -338,7 +308,7 @@ class Daemon:
             return
         self._job_events.settled(attempt, outcome, status)
         if status == "expired":
-            self._maintenance.schedules_changed()  # it was skipped: the next occurrence of its schedule is needed now
+            self._member.schedules_changed()  # it was skipped: the next occurrence of its schedule is needed now
         if attempt.claimed.is_suspect or attempt.claimed.serialize_key:
             self._queues.claim_soon()  # the next suspect, or the next job of the key, may run
         if status == "failed" or (outcome.ending is Ending.RELEASED and status != "dead"):

@@ -25,12 +25,12 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.database.heartbeat_store import HeartbeatStore, Instructions
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.errors import PgworkdError
 from pgworkd.process import output
 from pgworkd.words import events, log
+from pgworkd.words.source import Heartbeats, Instructions
 from pgworkd.words.validation import counted
 
 
@@ -74,7 +74,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        connect: Callable[[float], HeartbeatStore],
+        connect: Callable[[float], Heartbeats],
         worker_id: int,
         holder: LeaseHolder,
         *,
@@ -198,7 +198,7 @@ class Heartbeat:
             tasks.cancel_scope.cancel()
         await store.close()
 
-    async def _beat(self, store: HeartbeatStore) -> float:
+    async def _beat(self, store: Heartbeats) -> float:
         """One renewal. Seconds until the next."""
         if self._loop_watch is not None and self._loop_watch.stuck:
             return min(1.0, self._heartbeat_s)
@@ -213,7 +213,7 @@ class Heartbeat:
             return share * min(1.0, self._heartbeat_s)
         return self._heartbeat_s if worker_id is self.worker_id else 0.0
 
-    async def _renew(self, store: HeartbeatStore, worker_id: int) -> bool:
+    async def _renew(self, store: Heartbeats, worker_id: int) -> bool:
         """True if the lease of that worker was renewed, and that is still our id."""
         sent_at_s = boot_time_s()
         answered = False

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import anyio
 
-from pgworkd.database.schedule_store import Occurrence, ScheduleRow, Undeclared
+from pgworkd.database.schedule_store import ScheduleRow, Undeclared
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import App, Handler
@@ -24,6 +24,7 @@ from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.payload import encode
 from pgworkd.words.recurrence import Missed, Recurrence
+from pgworkd.words.source import Occurrence
 
 RETIRE_AFTER_S = 300.0
 """A schedule is disabled once no live worker has declared it for this many seconds; a restart takes less."""
@@ -54,7 +55,7 @@ class Recurring:
 
     async def declare(self, app: App) -> None:
         """Declares the schedules of the app. One of the same name that was inserted by SQL is left as it is."""
-        self._declared = {h.kind: _rule_of(h, h.recurrence) for h in app.handlers.values() if h.recurrence is not None}
+        self._declared = rules_of(app)
         if self._declared:
             self._report(await self._store.declare_rules(None, self._declared))
 
@@ -145,6 +146,11 @@ class Recurring:
         if row.cron is not None:
             return _Rule(row.revision, Recurrence.parse(row.cron, row.timezone, missed))
         return _Rule(row.revision, Recurrence(None, row.every_s, row.timezone, missed))
+
+
+def rules_of(app: App) -> dict[str, dict[str, Any]]:
+    """The schedules of the app, by name. InvalidPayload for a payload that is no JSON object."""
+    return {h.kind: _rule_of(h, h.recurrence) for h in app.handlers.values() if h.recurrence is not None}
 
 
 def _rule_of(handler: Handler, rule: Recurrence) -> dict[str, Any]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import anyio
 
 from pgworkd.engine.attempts import InFlight
-from pgworkd.engine.life.maintenance import Maintenance
+from pgworkd.engine.life.member import Membership
 from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.life.queues import QueueSet
-from pgworkd.engine.life.signals import Signals
-from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.settle.settler import Settler
-from pgworkd.errors import PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
@@ -35,9 +31,7 @@ class Shutdown:
         queues: QueueSet,
         in_flight: InFlight,
         settler: Settler,
-        worker: WorkerLife,
-        maintenance: Maintenance,
-        signals: Signals,
+        member: Membership,
         events_: Events,
         end_process: Callable[[str], None] | None,
     ) -> None:
@@ -47,13 +41,13 @@ class Shutdown:
         self.unasked = False
         """The lease ended first: the exit code is 1."""
         self._options, self._queues, self._in_flight, self._settler = options, queues, in_flight, settler
-        self._worker, self._maintenance, self._signals, self._events = worker, maintenance, signals, events_
+        self._member, self._events = member, events_
         self._end_process = end_process
 
     async def run(self) -> int:
         """The exit code: 0 when nothing was left behind, else 1."""
-        if self._worker.heartbeat is not None:
-            self._worker.heartbeat.state = "stopping"
+        if (heartbeat := self._member.worker.heartbeat) is not None:
+            heartbeat.state = "stopping"
         running, shutdown_s = self._queues.running, self._options.shutdown_s
         self._events.emit(events.DAEMON_STOPPING, running=running, shutdown_s=shutdown_s)
         self._queues.release_unstarted(Reason.SHUTDOWN)
@@ -74,13 +68,9 @@ class Shutdown:
                 self._events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
                 self._events.emit(events.DAEMON_STOPPED, exit_code=1, still_running=self._queues.running)
                 self._end_process(reason)
-        await self._worker.stop()  # first: a heartbeat after the end of the registration would find the worker lost
-        left = await self._worker.sign_off(until, self._maintenance.release_orphans)
+        left = await self._member.sign_off(until)
         if reason := reason or left:
             self._events.emit(events.SHUTDOWN_INCOMPLETE, reason=reason)
-        else:
-            with contextlib.suppress(PgworkdError):  # statistics only
-                await self._signals.write_last()
         return 1 if reason or self.unasked else 0
 
     async def _wait_for_handlers(self, *, hurry: bool) -> None:

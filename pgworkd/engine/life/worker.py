@@ -14,10 +14,8 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.database.heartbeat_store import Instructions
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
-from pgworkd.database.store import Store
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
 from pgworkd.engine.life.kill_timer import KillTimer
@@ -27,6 +25,7 @@ from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Reason
+from pgworkd.words.source import Instructions, WorkSource
 
 
 class ServedQueues(Protocol):
@@ -59,7 +58,7 @@ class WorkerLife:
 
     def __init__(
         self,
-        store: Store,
+        store: WorkSource,
         queues: ServedQueues,
         in_flight: InFlight,
         events_: Events,
@@ -171,7 +170,9 @@ class WorkerLife:
         if self.heartbeat is not None:
             await self.heartbeat.stop()
 
-    async def sign_off(self, until: float, release_orphans: Callable[[float], Awaitable[None]]) -> str | None:
+    async def sign_off(
+        self, until: float, release_orphans: Callable[[float], Awaitable[None]] | None = None
+    ) -> str | None:
         """Ends the registration; returns None, or what is left of us in the database and why.
 
         Retries until `until` (of `anyio.current_time()`) while the database does not answer.
@@ -180,7 +181,8 @@ class WorkerLife:
         while True:
             worker_id = self.worker_id
             try:
-                await release_orphans(0.0)
+                if release_orphans is not None:
+                    await release_orphans(0.0)
                 if not await self._store.sign_off(worker_id):
                     return "its jobs stay running in the database until its lease expires, and are rescued then"
             except PgworkdError as error:

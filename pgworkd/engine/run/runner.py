@@ -23,7 +23,6 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 
-from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import App, Handler
 from pgworkd.engine.run.in_thread import in_thread
@@ -51,6 +50,7 @@ from pgworkd.words.events import Events
 from pgworkd.words.fence import Settlement
 from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from pgworkd.words.payload import decode, encode_result
+from pgworkd.words.source import WorkSource
 
 _DONE = Outcome(Ending.COMPLETED)
 _SETTLED = Outcome(Ending.SETTLED)
@@ -62,7 +62,7 @@ class Runner:
     def __init__(
         self,
         app: App,
-        store: Store,
+        store: WorkSource,
         planner: Planner,
         events_: Events,
         worker_name: str,

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import anyio
 
-from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.source import WorkSource
 
 FIRST_S, DELAY_S = 2.0, 30.0
 """The delay after a job's first attempt, and the longest, doubled each time: a new daemon may be about to come."""
@@ -44,7 +44,7 @@ class _Kind:
 class UnknownKinds:
     """The unknown kinds of one daemon, by queue. Times are on the loop's clock."""
 
-    def __init__(self, store: Store, events_: Events) -> None:
+    def __init__(self, store: WorkSource, events_: Events) -> None:
         self._store = store
         self._events = events_
         self._queues: dict[str, dict[str, _Kind]] = {}

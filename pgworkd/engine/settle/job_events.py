@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.database.reconnect import Outage
-from pgworkd.database.store import Rescued, Store
+from pgworkd.database.store import Rescued
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.registry import App, DeadJob
 from pgworkd.engine.runner_task import discard_late_cancellation
@@ -28,6 +28,7 @@ from pgworkd.words.error_report import describe_error
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome, Reason
 from pgworkd.words.payload import decode
+from pgworkd.words.source import WorkSource
 
 CHECK_S = 0.5
 """How often running attempts are checked, and their progress is written."""
@@ -48,7 +49,7 @@ class JobEvents:
     def __init__(
         self,
         app: App,
-        store: Store,
+        store: WorkSource,
         in_flight: InFlight,
         events_: Events,
         tallies: Tallies,

@@ -16,15 +16,14 @@ from uuid import UUID
 
 import anyio
 
-from pgworkd.database.schedule_store import Occurrence
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import Delayed
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flush, Flushes
 from pgworkd.engine.settle.item import Item
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
-from pgworkd.words.fence import Fence, Settling
 from pgworkd.words.histogram import Histogram
 from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.source import Occurrence, SettleSource
 
 SKIP_S = 1.0
 """After a flush met a lock, flushes skip locked rows at once for this many seconds."""
@@ -44,27 +43,6 @@ class Planner(Protocol):
 
     async def missed(self, attempt: Attempt) -> str | None:
         """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
-
-
-class SettleSource(Protocol):
-    """Where attempts are settled; see `SettleStore`. All raise PgworkdError."""
-
-    async def settle(
-        self,
-        ending: Ending,
-        settles: Sequence[Settling],
-        following: Sequence[Occurrence] = (),
-        *,
-        skip_locked: bool = False,
-        deferred: bool = False,
-    ) -> dict[UUID, str]:
-        """Ends attempts; the new status of each that still ran."""
-
-    async def running(self, fences: Sequence[Fence]) -> set[UUID]:
-        """The jobs of those that still run."""
-
-    async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
-        """The status each was settled with; running, rescued and pruned ones are missing."""
 
 
 class SettlePolicy(Protocol):

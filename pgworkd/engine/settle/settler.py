@@ -14,12 +14,13 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.delayed import CAP_S, LOCKED_CAP_S, fallback, is_last_resort
 from pgworkd.engine.settle.item import Item
-from pgworkd.engine.settle.loop import Planner, SettleLoop, SettleSource, Statuses
+from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
 from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.source import SettleSource
 
 CAPACITY = 10_000
 CAPACITY_BYTES = 32 * 1024 * 1024

@@ -20,7 +20,7 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import RequestPool
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.engine.life.options import LOOP_LIMIT_LEASES
+from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.http.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
 from pgworkd.http.request.followed import Followed
@@ -87,16 +87,15 @@ class Gateway:
         self._reader = DatabaseReader(options.database, events_)
         limit_s = LOOP_LIMIT_LEASES * LEASE_S if options.loop_limit_s is None else options.loop_limit_s
         self._loop_watch = LoopWatch(events_, limit_s, options.end_process)
-        self.remote = RemoteService(
+        member = DaemonOptions(
             options.database,
-            options.name,
-            events_,
-            periods=options.periods,
+            worker_name=options.name,
             poll_s=options.poll_s,
             statistics=options.statistics,
+            periods=options.periods,
             environment=options.environment,
-            loop_watch=self._loop_watch,
         )
+        self.remote = RemoteService(member, events_, self._loop_watch)
         self.page = Page()
         self.lists: dict[str, Followed] = {}
         """What callers follow, by name."""

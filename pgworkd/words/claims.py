@@ -1,4 +1,4 @@
-"""The arguments of a claim, and its result."""
+"""What to claim, and what a claim has taken."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
-
-CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
-        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)"""
-"""Its arguments are a `ClaimOrder` and the worker's token."""
-REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 
 
 class Claimed(NamedTuple):
