@@ -190,18 +190,14 @@ def instant_of(text: str, flag: str = "--run-at") -> datetime:
     return instant
 
 
-def duration(*flags: str, text: str, whole: tuple[int, int] | None = None) -> Any:
-    """An option for a length of time, in seconds or with a unit. `whole`: of whole seconds within these."""
+def duration(*flags: str, text: str) -> Any:
+    """An option for a length of time, in seconds or with a unit."""
 
     def parsed(value: object) -> float:
         found = seconds_of(str(value))
         if found is None:
             raise UsageError(f"{flags[0]} {quoted(value)}: give {FORM}")
-        if whole is None:
-            return found
-        if not whole[0] <= found <= whole[1] or found != int(found):
-            raise UsageError(f"{flags[0]} {quoted(value)}: give {whole[0]:,} to {whole[1]:,} whole {FORM}")
-        return int(found)
+        return found
 
     return typer.Option(*flags, metavar="DURATION", parser=parsed, help=text)
 

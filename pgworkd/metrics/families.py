@@ -60,13 +60,3 @@ FAMILIES = (
     Family("pgworkd_scrape_up", "gauge", "1 if the database answered this scrape, else 0.", (), "database"),
 )
 """In the order of the page."""
-
-_OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
-VALUES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("pgworkd_jobs_finished_total", "outcome"): _OUTCOMES,
-    ("pgworkd_claims_total", "result"): ("jobs", "empty", "failed"),
-    ("pgworkd_processes", "state"): ("wanted", "answering"),
-    ("pgworkd_queue_jobs", "state"): ("due", "scheduled", "running", "failed", "blocked", "dead"),
-    ("pgworkd_workers", "state"): ("running", "blocked", "stopping", "lost"),
-}
-"""What a label may be, by metric and label, where it is one of a few words; boards and alert rules ask for some."""

@@ -15,8 +15,8 @@ from pgworkd import errors
 from pgworkd.cli.app import app as cli
 from pgworkd.database import schema
 from pgworkd.database.grants import ROLES
-from pgworkd.metrics.alert_rules import rules
 from pgworkd.settings import queue
+from tests.kits.boards import rules
 from tests.kits.docs import HTTP, NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_tables
 
 README_LINES_MAX = 220

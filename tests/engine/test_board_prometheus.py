@@ -9,22 +9,17 @@ from typing import Any
 
 import pytest
 
-from pgworkd.metrics import board_prometheus
-from pgworkd.metrics.alert_rules import rules, text
-from pgworkd.metrics.board_prometheus import EVERYTHING
-from pgworkd.metrics.boards import dashboard
+from tests.kits.boards import ALERTS, PROMETHEUS, rules
 from tests.kits.prometheus import ODD, Prometheus, healthy, needs_prometheus, page, prometheus, served
 
 pytestmark = needs_prometheus
 QUEUES = ("mail", ODD, "back`quote")
 SCRAPED_S = 12
+EVERYTHING = "(?s:.*)"
+"""What Grafana puts in for All. (In `.*` the dot is no newline, which a queue's name may hold.)"""
 MINUTES_PER_S = 0.5
 """How fast the fleet's time goes."""
-TARGETS = [
-    (panel["title"], target["expr"])
-    for panel in dashboard(board_prometheus.BOARD)["panels"]
-    for target in panel.get("targets", ())
-]
+TARGETS = [(panel["title"], target["expr"]) for panel in PROMETHEUS["panels"] for target in panel.get("targets", ())]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +28,7 @@ def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     series, began = healthy(*QUEUES), time.monotonic()
     with (
         served(lambda: page(series, (time.monotonic() - began) * MINUTES_PER_S)) as port,
-        prometheus(tmp_path_factory.mktemp("prometheus"), {"fleet": port}, text(rules())) as server,
+        prometheus(tmp_path_factory.mktemp("prometheus"), {"fleet": port}, ALERTS) as server,
     ):
         deadline = time.monotonic() + 60
         while len(_values(server)) < SCRAPED_S:
@@ -89,7 +84,7 @@ def test_what_is_drawn_is_what_happens(scraping: Prometheus) -> None:
 
 
 def test_variables_have_values(scraping: Prometheus) -> None:
-    for variable in dashboard(board_prometheus.BOARD)["templating"]["list"][1:]:
+    for variable in PROMETHEUS["templating"]["list"][1:]:
         found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
         assert found
         values = scraping.get(f"/api/v1/label/{found[2]}/values", **{"match[]": filled(found[1])})

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pgworkd.http.request.problems import PROBLEMS
-from pgworkd.metrics.alert_rules import rules
 from pgworkd.metrics.families import FAMILIES
 from pgworkd.settings.config import Settings
+from tests.kits.boards import rules
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -141,7 +141,7 @@ def _default(field: Any) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The text of that page with its generated tables as they are now; that of alerts with the default thresholds."""
+    """The text of that page with its generated tables as they are now; that of alerts from the rules."""
     made = {SETTINGS: _settings, WATCHING: _metrics, HTTP: _problems}[page]
     filled = _PLACE.sub(lambda found: found[1] + made() + found[2], text(page))
     return _ALERTS.sub(lambda found: found[1] + _alerts() + found[2], filled)

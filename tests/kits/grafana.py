@@ -18,9 +18,9 @@ from xml.sax.saxutils import escape
 import asyncpg
 
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.metrics.board_postgres import BOARD
-from pgworkd.metrics.boards import dashboard
+from tests.kits.boards import POSTGRES
 
+TITLE = POSTGRES["title"]
 PICTURE = Path(__file__).parents[2] / "docs" / "board.svg"
 COLUMN, LINE, GAP = 52, 26, 8
 """Pixels of a column and a line of Grafana's grid, and between two panels."""
@@ -75,7 +75,7 @@ async def picture(dsn: str) -> str:
         await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(end + timedelta(seconds=2)))
         queues = [queue for (queue,) in await db.fetch("SELECT DISTINCT queue FROM pgworkd.queue_samples ORDER BY 1")]
         parts, bottom = [], 0
-        panels = dashboard(BOARD)["panels"]
+        panels = POSTGRES["panels"]
         titles = [panel["title"] for panel in panels]
         for panel in panels[: titles.index(UNTIL)]:
             at = panel["gridPos"]
@@ -95,12 +95,10 @@ async def picture(dsn: str) -> str:
     finally:
         await db.close()
     width, height = 24 * COLUMN + GAP, bottom * LINE + 40
-    heading = _text(GAP, 24, f"{BOARD.title}: {(end - begin).seconds // 60} minutes of pgworkd demo", "head")
+    heading = _text(GAP, 24, f"{TITLE}: {(end - begin).seconds // 60} minutes of pgworkd demo", "head")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img">\n<title>{BOARD.title}</title>\n<style>{_STYLE}</style>\n{heading}\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        f'role="img">\n<title>{TITLE}</title>\n<style>{_STYLE}</style>\n{heading}\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pgworkd.metrics.families import FAMILIES, VALUES, Family
+from pgworkd.metrics.families import FAMILIES, Family
+from tests.kits.boards import VALUES
 
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")

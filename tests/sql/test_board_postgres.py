@@ -9,8 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.metrics.board_postgres import BOARD
-from pgworkd.metrics.boards import dashboard
+from tests.kits.boards import POSTGRES
 from tests.kits.grafana import filled
 from tests.kits.prometheus import ODD
 from tests.kits.schema import Roles
@@ -25,7 +24,7 @@ WORKER = """INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_unti
 
 def targets() -> Iterator[tuple[str, str, str, str]]:
     """Title, type and format of each panel, and its SQL."""
-    for panel in dashboard(BOARD)["panels"]:
+    for panel in POSTGRES["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], panel["type"], target["format"], target["rawSql"]
 
@@ -166,7 +165,7 @@ async def test_a_queue_without_live_jobs_is_drawn_at_0(loaded: Db, roles: Roles)
 
 
 async def test_variables_list_queues_and_kinds(loaded: Db, roles: Roles) -> None:
-    lists = {each["name"]: each["query"] for each in dashboard(BOARD)["templating"]["list"]}
+    lists = {each["name"]: each["query"] for each in POSTGRES["templating"]["list"]}
     async with roles.session("reader") as reader:
         assert {row[0] for row in await reader.fetch(filled(lists["queue"], []))} == {*QUEUES, "paused"}
         assert [row[0] for row in await reader.fetch(filled(lists["kind"], QUEUES))] == ["send"]
@@ -174,7 +173,7 @@ async def test_variables_list_queues_and_kinds(loaded: Db, roles: Roles) -> None
 
 async def test_no_panel_reads_jobs_or_the_history_whole(loaded: Db, roles: Roles) -> None:
     """By the plan, and by what Postgres counts, which includes what functions do."""
-    lists = [(each["name"], each["query"]) for each in dashboard(BOARD)["templating"]["list"][1:]]
+    lists = [(each["name"], each["query"]) for each in POSTGRES["templating"]["list"][1:]]
     async with roles.session("reader") as reader:
         await reader.execute("SET max_parallel_workers_per_gather = 0")  # what those read is counted elsewhere
         for title, text in [*((title, sql) for title, _, _, sql in targets()), *lists]:

@@ -118,7 +118,6 @@ def test_every_flag_for_a_length_of_time_takes_a_unit(command: str, flag: str, o
         ("enqueue", "q", "--delay-s"),
         ("queues", "pause", "q", "--for"),
         ("dead", "--since"),
-        ("alerts", "--late-s"),
         ("bench", "--seconds"),
     ],
 )
@@ -127,12 +126,6 @@ def test_another_text_is_refused_with_what_to_write(command: tuple[str, ...], te
     assert result.exit_code == 2
     assert result.stderr.startswith(f"pgworkd: {command[-1]} {text!r}: give ")
     assert "seconds, or a duration such as 90s, 10m, 1h or 7d" in result.stderr
-
-
-def test_a_threshold_of_an_alert_has_bounds_and_whole_seconds() -> None:
-    for text in ("2d", "0", "1.5", "500ms"):
-        assert "give 1 to 86,400 whole seconds" in run_bare("alerts", "--late-s", text).stderr
-    assert "> 600" in run_bare("alerts", "--late-s", "10m").stdout
 
 
 # Settings.
