@@ -48,7 +48,6 @@ SLOW = {
     "tests/engine/test_demo.py*": "whole demos, each with a server of its own",
     "tests/unit/test_typing.py*": "type checks of whole programs",
     "tests/engine/test_autoscale.py*": _COMMANDS,
-    "tests/engine/test_autoscale_units.py*": _COMMANDS,
     "tests/engine/test_autoscale_whole.py*": _COMMANDS,
     "tests/engine/test_bad_usage.py*": _COMMANDS,
     "tests/engine/test_cli_bench.py*leaves_nothing*": _COMMANDS,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -21,14 +20,12 @@ from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from pgworkd.fleet.autoscaler import Autoscaler, Rules
-    from pgworkd.fleet.workers import WorkerBackend
     from pgworkd.metrics.samples import Source
     from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
 DEPTH_MAX = 1_000_000_000
 SECONDS_MAX = 86_400.0
-_UNIT = re.compile(r"[A-Za-z0-9:_.\\@][A-Za-z0-9:_.\\@-]*")
 
 
 def autoscale(
@@ -44,10 +41,6 @@ def autoscale(
     stop_timeout_s: Annotated[
         float, duration("--stop-timeout-s", text="Kill a worker that takes longer than this to stop.")
     ] = 90.0,
-    unit: Annotated[
-        str | None,
-        typer.Option("--unit", metavar="NAME-%d.service", help="Scale these systemd units instead of a command."),
-    ] = None,
     metrics_listen: MetricsListen = None,
     command: Annotated[
         list[str] | None,
@@ -68,20 +61,18 @@ def autoscale(
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
-    _check_backend(unit, command or [])
-    if unit is not None and metrics_listen is not None:
-        raise UsageError("--metrics-listen: units have ports of their own: leave it out, and set it in the units")
+    _check_command(command or [])
     settings = settings_of(dsn, metrics_listen=metrics_listen)
     log.configure(settings.log_level, settings.log_format)
     log_notes(settings.notes)
-    return int(stop_signals.run(_run, settings, queue, rules, (unit, command or [], dsn), every_s, stop_timeout_s))
+    return int(stop_signals.run(_run, settings, queue, rules, (command or [], dsn), every_s, stop_timeout_s))
 
 
 async def _run(
     settings: Settings,
     queue: str,
     rules: Rules,
-    workers: tuple[str | None, list[str], str | None],
+    workers: tuple[list[str], str | None],
     every_s: float,
     stop_timeout_s: float,
 ) -> int:
@@ -91,6 +82,7 @@ async def _run(
     from pgworkd.database.reconnect import Outage
     from pgworkd.engine.life.startup import REMIND_S
     from pgworkd.fleet.autoscaler import Autoscaler
+    from pgworkd.fleet.workers import Processes
     from pgworkd.options import connection_options
     from pgworkd.words import log
     from pgworkd.words.events import Events
@@ -99,17 +91,19 @@ async def _run(
     events.listen(log.listener(settings.log_level))
     code, problem = 1, None
     with stop_signals.received() as signals:
-        reports = listening.wanted(settings) and workers[0] is None
+        reports = listening.wanted(settings)
 
         own = local_sockets.new_name()
 
         def report_to(number: int) -> str:
             return f"{own}-{number}"
 
-        backend = _backend(settings, every_s, *workers, report_to=report_to if reports else None)
+        command, dsn = workers
+        environ = os.environ | ({} if dsn is None else {"PGWORKD_DSN": dsn})
+        processes = Processes(command, settings.worker_name, environ, report_to if reports else None)
         outage = Outage("autoscale", events, remind_s=REMIND_S)
         scaler = Autoscaler(
-            *(Admin(connection_options(settings)), queue, rules, backend, outage),
+            *(Admin(connection_options(settings)), queue, rules, processes, outage),
             every_s=every_s,
             stop_timeout_s=stop_timeout_s,
         )
@@ -139,23 +133,6 @@ def _source(scaler: Autoscaler, report_to: Callable[[int], str]) -> Source:
     return FleetSource(lambda: scaler.members(report_to))
 
 
-def _backend(
-    settings: Settings,
-    every_s: float,
-    unit: str | None,
-    command: list[str],
-    dsn: str | None,
-    *,
-    report_to: Callable[[int], str] | None,
-) -> WorkerBackend:
-    from pgworkd.fleet.workers import Processes, SystemdBackend
-
-    if unit is not None:
-        return SystemdBackend(unit, every_s)
-    given = {} if dsn is None else {"PGWORKD_DSN": dsn}
-    return Processes(command, settings.worker_name, os.environ | given, report_to)
-
-
 def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> None:
     """Raises UsageError for numbers that are out of bounds or contradict each other."""
     if not 1 <= len(queue) <= NAME_CHARS_MAX or not queue.isprintable():
@@ -182,20 +159,9 @@ def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> N
         )
 
 
-def _check_backend(unit: str | None, command: list[str]) -> None:
-    """Raises UsageError unless there is either a valid unit or a command that exists."""
-    if unit is None and not command:
-        raise UsageError("no command given: add one, as in -- pgworkd run --queue NAME, or --unit NAME-%d.service")
-    if unit is not None and command:
-        raise UsageError(f"--unit and the command {command[0]!r} are both given: leave one of them out")
-    if unit is not None:
-        plain = unit.replace("%d", "1", 1)
-        if "%d" not in unit or not _UNIT.fullmatch(plain) or len(unit) > NAME_CHARS_MAX:
-            raise UsageError(
-                f"--unit {unit[:100]!r}: give the name of a unit with %d, once, for its number, "
-                "as in pgworkd-embedding@%d.service"
-            )
-        if shutil.which("systemctl") is None:
-            raise UsageError("--unit: there is no systemctl on the PATH: install systemd, or give a command instead")
-    elif shutil.which(command[0]) is None:
+def _check_command(command: list[str]) -> None:
+    """Raises UsageError unless there is a command that exists."""
+    if not command:
+        raise UsageError("no command given: add one, as in -- pgworkd run --queue NAME")
+    if shutil.which(command[0]) is None:
         raise UsageError(f"command {command[0]!r}: no such program on the PATH: correct it, or give its path")

@@ -17,7 +17,7 @@ from pgworkd.admin.admin import Admin
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, SchemaAwaited
 from pgworkd.fleet.process_keeper import ProcessKeeper
-from pgworkd.fleet.workers import WorkerBackend
+from pgworkd.fleet.workers import Processes
 from pgworkd.metrics import Member
 from pgworkd.words.log import logger as _logger
 
@@ -95,7 +95,7 @@ class Autoscaler:
     admin: Admin
     queue: str
     rules: Rules
-    backend: WorkerBackend
+    workers: Processes
     outage: Outage
     every_s: float
     stop_timeout_s: float
@@ -103,7 +103,7 @@ class Autoscaler:
     def __post_init__(self) -> None:
         self._beginning = anyio.CancelScope()
         self._keeper = ProcessKeeper(
-            *("worker", self.backend.name, self.backend.start, self.request_stop),
+            *("worker", self.workers.name, self.workers.start, self.request_stop),
             note={"note": "wrong configuration: autoscale stops"},
             kill_after_s=(self.stop_timeout_s, NOW_S),
         )
@@ -118,7 +118,6 @@ class Autoscaler:
                     await self.admin.verify()
                 except (DatabaseUnavailable, SchemaAwaited, AccessRefused) as error:
                     self.outage.failed(error)  # the workers wait, too
-                keeper.began_s.update(dict.fromkeys(await self.backend.alive(rules.most), -math.inf))
                 self._policy = Policy(rules, keeper.began_s)
                 keeper.want(self._policy.wanted)
             if self._stop_requested.is_set():
@@ -144,7 +143,7 @@ class Autoscaler:
         """The workers, by name, and where they report their metrics. May be called from any thread."""
         wanted = self._keeper.wanted
         numbers = sorted(wanted.union(list(self._keeper.began_s)))
-        return {self.backend.name(number): Member(report_to(number), number in wanted) for number in numbers}
+        return {self.workers.name(number): Member(report_to(number), number in wanted) for number in numbers}
 
     async def _poll(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pgworkd.metrics.fleet import SHARED_S
-from tests.kits.commands import NOWHERE, Start, database, start, waits_until
+from tests.kits.commands import Start, database, start, waits_until
 from tests.kits.metrics import NO_PROMETHEUS, PROMETHEUS, address_of, fell, fetch, total
 from tests.kits.watched import APP, ASK, LISTEN, finished, insert, ready, serve, until_finished
 
@@ -115,12 +115,6 @@ def test_autoscale_shows_its_workers_as_one(start: Start, dsn: str, tmp_path: Pa
     waits_until(lambda: ready(address))
     run.stop()
     assert run.ends() == 0
-
-
-def test_units_of_systemd_have_ports_of_their_own(start: Start) -> None:
-    flags = ("--queue=q", "--max=2", "--up-at=5", "--down-at=1", "--unit=w@%d.service", *LISTEN)
-    run = start("autoscale", *flags, PGWORKD_DSN=NOWHERE)
-    assert run.ends() == 2
 
 
 # Prometheus itself
