@@ -11,10 +11,10 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import anyio
 import asyncpg
 import pytest
-from pgworkd.database.claims import CLAIM
 
 from pgworkd.database import session
 from pgworkd.database.connection import ConnectionOptions, connect
+from pgworkd.database.store import CLAIM
 from pgworkd.engine.claim.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from pgworkd.words.claims import ClaimOrder
 from tests.engine.test_large_work import insert_large

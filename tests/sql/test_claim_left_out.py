@@ -8,8 +8,8 @@ import uuid
 from typing import Any
 
 import pytest
-from pgworkd.database.claims import CLAIM as FULL_CLAIM
 
+from pgworkd.database.store import CLAIM as FULL_CLAIM
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
 from pgworkd.words.claims import ClaimOrder, Claims
 from tests.kits.flow import settings

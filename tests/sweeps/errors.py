@@ -24,7 +24,7 @@ from tests.kits.daemon import running, until
 DATABASE = Path(pgworkd.__file__).parent / "database"
 SENT_BY = (
     *("store.py", "heartbeat_store.py", "maintenance_store.py", "schedule_store.py"),
-    *("claims.py", "settles.py"),
+    "settles.py",
 )
 CODES = ("57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001")
 """Timeout, lock not available, serialization, deadlock, out of memory, wrong state, bad text, a trigger's RAISE."""
