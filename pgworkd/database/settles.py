@@ -89,7 +89,7 @@ class SettleStore:
         won = await self._settles.value(sql, *args)
         if ending is Ending.COMPLETED or ending is Ending.RELEASED:
             return dict.fromkeys(won, "completed" if ending is Ending.COMPLETED else "pending")
-        statuses = {each.fence.job_id: each.outcome.ending.value for each in settles}
+        statuses = {each.job_id: each.outcome.ending.value for each in settles}
         return {job_id: statuses[job_id] for job_id in won}
 
     async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
@@ -110,7 +110,7 @@ class SettleStore:
         if self._of_several_workers:
             return fence_columns([each.fence for each in settles])
         first = settles[0].fence if settles else Fence(UUID(int=0), 0)
-        ids, attempts = [each.fence.job_id for each in settles], [each.fence.attempt for each in settles]
+        ids, attempts = [each.job_id for each in settles], [each.number for each in settles]
         return [ids, attempts, first.worker_id or None, first.token]
 
 
@@ -122,7 +122,7 @@ def fence_columns(fences: Sequence[Fence]) -> list[list[Any]]:
 def _completed(settles: Sequence[Settling], following: Sequence[Occurrence]) -> list[Any]:
     results = [each.outcome.result for each in settles]
     now = time.monotonic()
-    began_ago_s = [None if each.began is None else now - each.began for each in settles]
+    began_ago_s = [None if each.started is None else now - each.started for each in settles]
     return [results if any(results) else None, *_occurrences(following), began_ago_s]
 
 

@@ -13,7 +13,7 @@ from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
 from pgworkd.words.claims import Claimed
 from pgworkd.words.fence import Fence
-from pgworkd.words.job import Job, Reason
+from pgworkd.words.job import Job, Outcome, Reason
 from pgworkd.words.registration import token_of
 from pgworkd.words.traces import Trace
 
@@ -60,16 +60,24 @@ class Attempt:
     reported_overdue = False
     """Has been reported as running on although it was to end."""
 
+    outcome: Outcome
+    """How it has ended; set when it has."""
+    size = 0
+    """About how many bytes its settle sends or copies."""
+    delays = 0
+    """How often its settle was delayed: the row was locked, or the database rejected it."""
+
     def __init__(self, claimed: Claimed, queue: str, worker_id: int | None = None) -> None:
         """`worker_id`: the id under which it was claimed; the daemon may have another by now."""
         self.claimed = claimed
+        self.job_id, self.number = claimed.id, claimed.attempt
         self.queue = queue
         self.worker_id = worker_id
 
     @property
     def fence(self) -> Fence:
         """What a settle must match."""
-        return Fence.of(self.claimed.id, self.claimed.attempt, self.worker_id)
+        return Fence.of(self.job_id, self.number, self.worker_id)
 
     def facts(self) -> dict[str, object]:
         """The facts that every event about this attempt carries."""

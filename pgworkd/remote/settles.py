@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import LOCKED_CAP_S
-from pgworkd.engine.settle.item import Item
+from pgworkd.engine.settle.item import size_of
 from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
@@ -67,15 +67,23 @@ class _Call:
         self.answered = asyncio.Event()
 
 
-class _Item(Item):
-    """One settle. `call`: None if nobody waits for it."""
-
-    __slots__ = ("answer", "call")
+class _Item:
+    """One settle: an `Item`. `call`: None if nobody waits for it."""
 
     def __init__(self, fence: Fence, outcome: Outcome, attempt: Attempt | None, call: _Call | None = None) -> None:
-        super().__init__(fence, outcome, attempt)
-        self.call = call
+        """`attempt`: what was claimed here as that attempt."""
+        self.fence, self.outcome, self.attempt, self.call = fence, outcome, attempt, call
+        self.job_id, self.number = fence.job_id, fence.attempt
+        self.worker_id: int | None = fence.worker_id
+        self.queue = "" if attempt is None else attempt.queue
+        self.size = size_of(self, None)
+        self.delays, self.outcome_unknown = 0, True  # the worker may have sent it before
         self.answer: Answer | PgworkdError | None = None
+
+    @property
+    def started(self) -> float | None:
+        """When it was claimed, as far as is known."""
+        return None if self.attempt is None else self.attempt.started
 
     def end(self, answer: Answer | PgworkdError) -> None:
         """Answers the caller."""
@@ -167,7 +175,7 @@ class Settles:
             await self._loop.run()
         finally:
             for item in self._loop.abandoned():
-                _ours(item).end(DatabaseUnavailable("the gateway stops"))
+                item.end(DatabaseUnavailable("the gateway stops"))
 
     def _put(self, fence: Fence, outcome: Outcome, call: _Call | None = None) -> _Item:
         item = _Item(fence, outcome, self._workers.attempt(fence), call)
@@ -176,16 +184,20 @@ class Settles:
 
     # Called by the loop.
 
-    async def prepare(self, items: Sequence[Item]) -> None:
+    def attempts(self, items: Sequence[_Item]) -> list[Attempt | None]:
+        """What was claimed as each."""
+        return [item.attempt for item in items]
+
+    async def prepare(self, items: Sequence[_Item]) -> None:
         """Looks up those that were claimed through another gateway."""
-        elsewhere = {item.fence.job_id: item for item in items if item.attempt is None}
+        elsewhere = {item.job_id: item for item in items if item.attempt is None}
         if elsewhere:
             now = time.monotonic()
             for queue, age_s, claimed in await self._store.claimed([item.fence for item in elsewhere.values()]):
                 item = elsewhere[claimed.id]
                 attempt = Attempt(claimed, queue, item.fence.worker_id)
                 attempt.started = now - age_s
-                item.belongs_to(attempt)
+                item.attempt = attempt
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:
         """Never called: a gateway does not wait."""
@@ -196,29 +208,29 @@ class Settles:
     def flushed(self) -> None:
         """Nothing."""
 
-    def settled(self, items: Sequence[Item], statuses: Statuses, before: Statuses) -> None:
+    def settled(self, items: Sequence[_Item], statuses: Statuses, before: Statuses) -> None:
         """Answers whoever waits for them."""
         ended = list[Ended]()
-        for item in map(_ours, items):
+        for item in items:
             self._workers.ended(item.fence)
-            if (status := statuses.get(item.fence.job_id)) is not None:
+            if (status := statuses.get(item.job_id)) is not None:
                 item.end(Answer(Settled.NOW, status))
                 ended.append(Ended(item.attempt, item.outcome, status))
             else:
-                item.end(_judged(item, before.get(item.fence.job_id)))
+                item.end(_judged(item, before.get(item.job_id)))
         self._on_settled(ended)
 
-    def postpone(self, items: Sequence[Item], error: PgworkdError | None) -> None:
+    def postpone(self, items: Sequence[_Item], error: PgworkdError | None) -> None:
         """Tries what is locked again, and what nobody waits for; answers the others with the error."""
         found = error or DatabaseBusy("the job is locked by another transaction", sqlstate="55P03")
         locked = isinstance(found, DatabaseBusy) and found.locked
-        for item in map(_ours, items):
+        for item in items:
             if item.call is None or (locked and time.monotonic() < item.call.deadline):
                 self._loop.delay(item, LOCKED_CAP_S)
             else:
                 item.end(found)
 
-    def instead(self, item: Item, error: DatabaseError) -> Outcome | None:
+    def instead(self, item: _Item, error: DatabaseError) -> Outcome | None:
         """Nothing: whoever has sent it learns why."""
         self.postpone([item], error)
         return None
@@ -229,9 +241,4 @@ def _judged(item: _Item, status: str | None) -> Answer | LeaseLost:
     if status is not None and status in _STATUSES[item.outcome.ending]:
         return Answer(Settled.BEFORE, status)
     said = "that attempt has ended" if status is None else f"the job is {status}"
-    return LeaseLost(f"attempt {item.fence.attempt} of job {item.fence.job_id} runs no more here: {said}")
-
-
-def _ours(item: Item) -> _Item:
-    assert isinstance(item, _Item)  # noqa: S101 # nosec B101 # this loop gets no others
-    return item
+    return LeaseLost(f"attempt {item.fence.attempt} of job {item.job_id} runs no more here: {said}")

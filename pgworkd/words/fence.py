@@ -30,22 +30,28 @@ class Fence(NamedTuple):
 class Settling(Protocol):
     """An attempt that has ended, for its source to store."""
 
+    outcome: Outcome
+
+    @property
+    def job_id(self) -> UUID:
+        """Of its job."""
+
+    @property
+    def number(self) -> int:
+        """Of the attempt."""
+
     @property
     def fence(self) -> Fence:
-        """Whose it is."""
+        """What the settle must match."""
 
     @property
-    def outcome(self) -> Outcome:
-        """How it has ended."""
-
-    @property
-    def began(self) -> float | None:
+    def started(self) -> float | None:
         """When its handler was called, on the monotonic clock; None: it was not, as far as is known."""
 
 
-class Settlement(NamedTuple):
-    """A `Settling` of no loop."""
+class Settlement:
+    """A `Settling` of somebody who has no more than its fence."""
 
-    fence: Fence
-    outcome: Outcome
-    began: float | None = None
+    def __init__(self, fence: Fence, outcome: Outcome, started: float | None = None) -> None:
+        self.fence, self.outcome, self.started = fence, outcome, started
+        self.job_id, self.number = fence.job_id, fence.attempt

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.flushes import BURST_ITERATIONS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
-from pgworkd.engine.settle.item import Item
 from pgworkd.words.job import Ending, Outcome
 from tests.kits.apps import attempt_of
 from tests.kits.models import examples
@@ -19,9 +18,10 @@ from tests.kits.models import examples
 SIZES = st.sampled_from((0, 10, 1_000, 100_000, FLUSH_BYTES // 2, FLUSH_BYTES, FLUSH_BYTES + 1))
 
 
-def item(number: int, queue: str, size: int) -> Item:
+def item(number: int, queue: str, size: int) -> Attempt:
     attempt = Attempt(attempt_of(number).claimed._replace(payload=""), queue)
-    return Item(attempt.fence, Outcome(Ending.COMPLETED, result="x" * size), attempt)
+    attempt.outcome, attempt.size = Outcome(Ending.COMPLETED, result="x" * size), size
+    return attempt
 
 
 @examples(200)
@@ -29,7 +29,7 @@ def item(number: int, queue: str, size: int) -> Item:
     st.lists(st.tuples(st.sampled_from("abc"), SIZES, st.booleans(), st.sampled_from((1, 3, FLUSH_MAX))), max_size=60)
 )
 def test_each_outcome_is_flushed_once_in_flushes_of_bounded_size(steps: list[tuple[str, int, bool, int]]) -> None:
-    flushes, put, taken = Flushes(), list[Item](), list[Item]()
+    flushes, put, taken = Flushes[Attempt](), list[Attempt](), list[Attempt]()
     for number, (queue, size, takes, most) in enumerate(steps):
         put.append(item(number, queue, size))
         flushes.put(put[-1])
@@ -50,7 +50,7 @@ def test_each_outcome_is_flushed_once_in_flushes_of_bounded_size(steps: list[tup
 
 
 def test_a_small_outcome_waits_for_at_most_one_flush_per_queue_of_large_ones() -> None:
-    flushes = Flushes()
+    flushes = Flushes[Attempt]()
     for number in range(60):
         flushes.put(item(number, "ab"[number % 2], FLUSH_BYTES // 2))
     small = item(60, "small", 10)
@@ -60,7 +60,7 @@ def test_a_small_outcome_waits_for_at_most_one_flush_per_queue_of_large_ones() -
 
 
 def test_small_outcomes_of_all_queues_share_a_flush() -> None:
-    flushes = Flushes()
+    flushes = Flushes[Attempt]()
     for number in range(FLUSH_MAX):
         flushes.put(item(number, f"q{number}", 100))
     assert len(flushes.take(FLUSH_MAX)) == FLUSH_MAX
@@ -68,7 +68,7 @@ def test_small_outcomes_of_all_queues_share_a_flush() -> None:
 
 @pytest.mark.parametrize(("each", "most", "gathered"), [(1, FLUSH_MAX, 4), (3, 6, 6), (1, 1, 1)])
 async def test_a_flush_waits_during_a_burst_until_it_is_full(each: int, most: int, gathered: int) -> None:
-    flushes = Flushes()
+    flushes = Flushes[Attempt]()
 
     async def burst() -> None:
         for _ in range(4):
@@ -84,7 +84,7 @@ async def test_a_flush_waits_during_a_burst_until_it_is_full(each: int, most: in
 
 
 async def test_an_endless_burst_is_still_flushed() -> None:
-    flushes = Flushes()
+    flushes = Flushes[Attempt]()
 
     async def endless() -> None:
         while True:

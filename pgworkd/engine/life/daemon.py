@@ -8,7 +8,7 @@ everything, end the registration.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -298,7 +298,7 @@ class Daemon:
 
     # Called by the settler.
 
-    def _completed(self, batch: list[Attempt]) -> None:
+    def _completed(self, batch: Sequence[Attempt]) -> None:
         self._job_events.completed(batch)
         self._queues.completed(batch)
 

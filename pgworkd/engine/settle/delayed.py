@@ -6,23 +6,25 @@ import heapq
 import itertools
 import math
 import random
+from typing import Generic, TypeVar
 
 import anyio
 
 from pgworkd.engine.settle.item import Item
 from pgworkd.words.job import Ending, Outcome
 
+Ended = TypeVar("Ended", bound=Item)
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0
 """The first delay; it doubles up to a cap, which is lower for locked rows."""
 TICK_S = 0.1
 """Retries are aligned to ticks, so that a thousand locked jobs make one flush each time, not a thousand."""
 
 
-class Delayed:
+class Delayed(Generic[Ended]):
     """A heap of outcomes by the time of their retry, on the loop's clock."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Item]] = []
+        self._heap: list[tuple[float, int, Ended]] = []
         self._number = itertools.count()
         self.bytes = 0
         """About how many bytes they have."""
@@ -30,7 +32,7 @@ class Delayed:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def put(self, item: Item, cap_s: float) -> float:
+    def put(self, item: Ended, cap_s: float) -> float:
         """Adds one; returns the seconds until its retry, at most about `cap_s`."""
         delay_s = min(cap_s, FIRST_S * 2.0 ** min(item.delays, 20))
         delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
@@ -46,11 +48,11 @@ class Delayed:
         """Seconds until the first retry. There must be one."""
         return self._heap[0][0] - anyio.current_time()
 
-    def due(self) -> Item | None:
+    def due(self) -> Ended | None:
         """The first, if its retry is due."""
         return self._heap[0][2] if self._heap and self.wait_s <= 0 else None
 
-    def pop(self) -> Item:
+    def pop(self) -> Ended:
         """Removes and returns the first."""
         item = heapq.heappop(self._heap)[2]
         self.bytes -= item.size

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pgworkd.engine.settle.item import Item
 from pgworkd.errors import PgworkdError
 
+Ended = TypeVar("Ended", bound=Item)
 FLUSH_MAX = 1_000
 FLUSH_BYTES = 1024 * 1024
 """Maximum size of a flush of more than one job: over a slow connection, or on a server that compresses each result and
@@ -26,15 +28,15 @@ class Flush:
     error: PgworkdError | None = None
 
 
-class _Lane:
+class _Lane(Generic[Ended]):
     """Flushes in the order in which the outcomes came."""
 
     def __init__(self) -> None:
-        self._last: list[Item] = []
+        self._last: list[Ended] = []
         self._last_bytes = 0
-        self._before: deque[tuple[list[Item], int]] = deque()  # earlier flushes, each with its bytes
+        self._before: deque[tuple[list[Ended], int]] = deque()  # earlier flushes, each with its bytes
 
-    def add(self, item: Item, size: int) -> None:
+    def add(self, item: Ended, size: int) -> None:
         if self._last and (self._last_bytes + size > FLUSH_BYTES or len(self._last) >= FLUSH_MAX):
             self._begin()
         self._last.append(item)
@@ -44,7 +46,7 @@ class _Lane:
         self._before.append((self._last, self._last_bytes))
         self._last, self._last_bytes = [], 0
 
-    def first(self, most: int) -> tuple[list[Item], int]:
+    def first(self, most: int) -> tuple[list[Ended], int]:
         """The first flush, or its first `most` items, and its bytes; empty if nothing waits."""
         if self._before:
             items, size = self._before.popleft()
@@ -63,7 +65,7 @@ class _Lane:
         return bool(self._last or self._before)
 
 
-class Flushes(_Lane):
+class Flushes(_Lane[Ended]):
     """Each flush is bounded in jobs and bytes, but has at least one job. This is on the hot path of every job.
 
     Up to one flush's bytes wait together, whatever their queue. Beyond that each queue has a lane of its own, and the
@@ -76,11 +78,11 @@ class Flushes(_Lane):
         """Bytes of all that waits."""
         self.count = 0
         """Jobs that wait."""
-        self._of_queue: dict[str, _Lane] = {}
-        self._rotation: deque[_Lane] = deque()  # the lanes that are not empty; the first is next
+        self._of_queue: dict[str, _Lane[Ended]] = {}
+        self._rotation: deque[_Lane[Ended]] = deque()  # the lanes that are not empty; the first is next
         self._small_next = True
 
-    def put(self, item: Item) -> None:
+    def put(self, item: Ended) -> None:
         """Adds one to the last flush, or to a new one."""
         size = item.size
         self.bytes += size
@@ -102,7 +104,7 @@ class Flushes(_Lane):
             count = self.count
             await asyncio.sleep(0)
 
-    def take(self, most: int) -> list[Item]:
+    def take(self, most: int) -> list[Ended]:
         """The next flush, or its first `most` items; empty if nothing waits."""
         if not self._rotation or (self._small_next and self.waits):
             items, size = self.first(most)
@@ -117,8 +119,8 @@ class Flushes(_Lane):
         self.bytes -= size
         return items
 
-    def _lane(self, queue: str) -> _Lane:
-        lane = self._of_queue.setdefault(queue, _Lane())
+    def _lane(self, queue: str) -> _Lane[Ended]:
+        lane = self._of_queue.setdefault(queue, _Lane[Ended]())
         if not lane.waits:
             self._rotation.append(lane)
         return lane

@@ -1,36 +1,27 @@
-"""An outcome on its way to the database."""
+"""An attempt that has ended, on its way to the database."""
 
 from __future__ import annotations
 
-from pgworkd.engine.attempts import Attempt
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Outcome
+from typing import Protocol
+
+from pgworkd.words.fence import Settling
 
 
-class Item:
-    """One attempt that has ended, and how: a `Settling`."""
+class Item(Settling, Protocol):
+    """A daemon's `Attempt`, or what a gateway was sent."""
 
-    __slots__ = ("attempt", "began", "delays", "fence", "outcome", "queue", "size", "unsure")
+    worker_id: int | None
+    queue: str
+    size: int
+    """About how many bytes its settle sends or copies; most of them have been kept in memory since it ran."""
+    delays: int
+    """How often its settle was delayed: the row was locked, or the database rejected it."""
+    outcome_unknown: bool
+    """It may have been settled before: the answer to a COMMIT, or to its settle, was lost."""
 
-    attempt: Attempt | None
-    """As it was claimed; None: by somebody else, and it is not known here (yet)."""
 
-    def __init__(self, fence: Fence, outcome: Outcome, attempt: Attempt | None) -> None:
-        self.fence, self.outcome = fence, outcome
-        self.delays = 0
-        """How often its settle was delayed: the row was locked, or the database rejected it."""
-        self.unsure = True
-        """It may have been settled before: the answer to a COMMIT, or to its settle, was lost."""
-        self.queue = ""
-        self.began: float | None = None
-        error = outcome.error
-        self.size = len(outcome.result or "") + (0 if error is None else len(str(error.get("traceback", ""))))
-        """About how many bytes its settle sends or copies; most of them have been kept in memory since it ran."""
-        self.attempt = None
-        if attempt is not None:
-            self.size += len(attempt.claimed.payload or "")
-            self.belongs_to(attempt)
-
-    def belongs_to(self, attempt: Attempt) -> None:
-        """It is how this attempt has ended."""
-        self.attempt, self.queue, self.began = attempt, attempt.queue, attempt.started
+def size_of(item: Settling, payload: str | None) -> int:
+    """For `Item.size`."""
+    outcome = item.outcome
+    size = len(payload or "") + len(outcome.result or "")
+    return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))

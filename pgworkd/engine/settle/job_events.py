@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -69,7 +69,7 @@ class JobEvents:
         self._usual: dict[str, tuple[int, float]] = {}
         """By kind: completed runs and their average duration in seconds."""
 
-    def completed(self, batch: list[Attempt]) -> None:
+    def completed(self, batch: Sequence[Attempt]) -> None:
         """Reports completed attempts."""
         for kind, runs_s in self._tallies.ended("completed", batch):
             if ran := len(runs_s):

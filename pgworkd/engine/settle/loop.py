@@ -11,7 +11,7 @@ LOCKED. Who waits for the rest, a daemon for its database or a caller for an ans
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 import anyio
@@ -23,6 +23,7 @@ from pgworkd.engine.settle.item import Item
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
 from pgworkd.words.histogram import Histogram
 from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.registration import token_of
 from pgworkd.words.source import Occurrence, SettleSource
 
 SKIP_S = 1.0
@@ -30,6 +31,8 @@ SKIP_S = 1.0
 LOST_MAX = 3
 """A flush during which the connection was lost this often may be the cause: it is halved."""
 
+Ended = TypeVar("Ended", bound=Item)
+Ended_ = TypeVar("Ended_", bound=Item, contravariant=True)
 Statuses = Mapping[UUID, str]
 _NOTHING: frozenset[UUID] = frozenset()
 _FOLLOWED = (Ending.COMPLETED, Ending.FAILED)
@@ -45,7 +48,7 @@ class Planner(Protocol):
         """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
 
 
-class SettlePolicy(Protocol):
+class SettlePolicy(Protocol[Ended_]):
     """Who waits for what is settled, and what becomes of what cannot be."""
 
     by_worker: bool
@@ -55,7 +58,10 @@ class SettlePolicy(Protocol):
     keeps: bool
     """It keeps outcomes until the database answers; else they are postponed at once."""
 
-    async def prepare(self, items: Sequence[Item]) -> None:
+    def attempts(self, items: Sequence[Ended_]) -> Sequence[Attempt | None]:
+        """What was claimed as each; None: it is not known."""
+
+    async def prepare(self, items: Sequence[Ended_]) -> None:
         """Called before these are settled. Raises PgworkdError."""
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:
@@ -64,118 +70,122 @@ class SettlePolicy(Protocol):
     def answered(self) -> None:
         """The database has answered."""
 
-    def settled(self, items: Sequence[Item], statuses: Statuses, before: Statuses) -> None:
+    def settled(self, items: Sequence[Ended_], statuses: Statuses, before: Statuses) -> None:
         """These have ended: with a new status, or with one that they had got `before`, or, in neither, elsewhere."""
 
-    def postpone(self, items: Sequence[Item], error: PgworkdError | None) -> None:
+    def postpone(self, items: Sequence[Ended_], error: PgworkdError | None) -> None:
         """These cannot be settled now. `error` None: each of them is locked."""
 
-    def instead(self, item: Item, error: DatabaseError) -> Outcome | None:
+    def instead(self, item: Ended_, error: DatabaseError) -> Outcome | None:
         """What to store for an outcome that the database rejects; None: nothing, it has been seen to."""
 
     def flushed(self) -> None:
         """A flush is done."""
 
 
-class SettleLoop:
+class SettleLoop(Generic[Ended]):
     """The only way out of `running` for attempts that this process has claimed, but for a transaction of the caller."""
 
-    def __init__(self, source: SettleSource, planner: Planner, settle_s: Histogram, policy: SettlePolicy) -> None:
+    def __init__(
+        self, source: SettleSource, planner: Planner, settle_s: Histogram, policy: SettlePolicy[Ended]
+    ) -> None:
         """`settle_s` gets the duration of each call."""
         self._source, self._planner, self._settle_s, self._policy = source, planner, settle_s, policy
-        self._waiting = Flushes()
-        self._delayed = Delayed()
+        self.waiting = Flushes[Ended]()
+        """For a flush."""
+        self.delayed = Delayed[Ended]()
+        """For their retry."""
         self._flush_max = FLUSH_MAX
         self._skip_until = 0.0
         self._arrived = anyio.Event()
 
-    def put(self, item: Item) -> None:
+    def put(self, item: Ended) -> None:
         """Takes an attempt that has ended. Never blocks."""
-        if not self._waiting.count:
+        if not self.waiting.count:
             self._arrived.set()
-        self._waiting.put(item)
+        self.waiting.put(item)
 
-    def delay(self, item: Item, cap_s: float) -> float:
+    def delay(self, item: Ended, cap_s: float) -> float:
         """Settles it later; in how many seconds, which double up to `cap_s`."""
-        return self._delayed.put(item, cap_s)
+        return self.delayed.put(item, cap_s)
 
     @property
     def count(self) -> int:
         """How many wait, for a flush or for their retry."""
-        return self._waiting.count + len(self._delayed)
+        return self.waiting.count + len(self.delayed)
 
     @property
     def bytes(self) -> int:
         """About how many bytes those have."""
-        return self._waiting.bytes + self._delayed.bytes
+        return self.waiting.bytes + self.delayed.bytes
 
-    @property
-    def delayed(self) -> int:
-        """How many wait for their retry."""
-        return len(self._delayed)
-
-    def abandoned(self) -> list[Item]:
+    def abandoned(self) -> list[Ended]:
         """All that waits; to be called when `run` has ended."""
-        items = list[Item]()
-        while self._waiting.count:
-            items += self._waiting.take(FLUSH_MAX)
-        while len(self._delayed):
-            items.append(self._delayed.pop())
+        items = list[Ended]()
+        while self.waiting.count:
+            items += self.waiting.take(FLUSH_MAX)
+        while len(self.delayed):
+            items.append(self.delayed.pop())
         return items
 
     async def run(self) -> None:
         """Flushes until cancelled."""
         while True:
             await self._wait_for_items()
-            await self._waiting.rest_of_burst(self._flush_max)
-            await self._flush(self._waiting.take(self._flush_max))
+            await self.waiting.rest_of_burst(self._flush_max)
+            await self._flush(self.waiting.take(self._flush_max))
             await self._flush(self._due())  # apart from the others, which must not fail with them
-            if not self._waiting.count:
+            if not self.waiting.count:
                 self._arrived = anyio.Event()
             self._policy.flushed()
 
     async def _wait_for_items(self) -> None:
         """Waits until an outcome has come, or a retry is due."""
-        while not self._waiting.count:
-            if not len(self._delayed):
+        while not self.waiting.count:
+            if not len(self.delayed):
                 await self._arrived.wait()
-            elif (wait_s := self._delayed.wait_s) > 0:
+            elif (wait_s := self.delayed.wait_s) > 0:
                 with anyio.move_on_after(wait_s):
                     await self._arrived.wait()
             else:
                 return
 
-    def _due(self) -> list[Item]:
+    def _due(self) -> list[Ended]:
         """Delayed items whose retry is due, up to one flush."""
-        due, due_bytes = list[Item](), 0
-        while len(due) < self._flush_max and (item := self._delayed.due()) is not None:
+        due, due_bytes = list[Ended](), 0
+        while len(due) < self._flush_max and (item := self.delayed.due()) is not None:
             if due and due_bytes + item.size > FLUSH_BYTES:
                 break
-            due.append(self._delayed.pop())
+            due.append(self.delayed.pop())
             due_bytes += item.size
         return due
 
-    async def _flush(self, batch: Sequence[Item]) -> None:
+    async def _flush(self, batch: Sequence[Ended]) -> None:
         """Settles items: those of each ending, and where it matters of each registration, in a call of their own."""
-        groups: dict[tuple[Ending, UUID | None], list[Item]] = {}
-        last_ending, last_token, group, jobs = None, None, list[Item](), set[UUID]()
-        for item in batch:
-            if item.fence.job_id in jobs:
-                self.put(item)  # a second one for the job: it is judged after the first
-                continue
-            jobs.add(item.fence.job_id)
-            ending, token = item.outcome.ending, item.fence.token if self._policy.by_worker else None
-            if ending is not last_ending or token is not last_token:
-                last_ending, last_token = ending, token
-                group = groups.setdefault((ending, token), [])
+        groups: dict[tuple[Ending, UUID | None], list[Ended]] = {}
+        by_worker = self._policy.by_worker
+        last_ending, last_worker, group = None, None, list[Ended]()
+        for item in batch if by_worker else self._first_of_each(batch):
+            ending, worker_id = item.outcome.ending, item.worker_id if by_worker else None
+            if ending is not last_ending or worker_id is not last_worker:
+                last_ending, last_worker = ending, worker_id
+                group = groups.setdefault((ending, token_of(worker_id)), [])
             group.append(item)
         for (ending, _), items in groups.items():
             if ending is Ending.SETTLED:
-                self._policy.settled(items, dict.fromkeys((each.fence.job_id for each in items), "completed"), {})
+                self._policy.settled(items, dict.fromkeys((each.job_id for each in items), "completed"), {})
             else:
                 await self._settle(ending, items, Flush(len(items).bit_length() + self._policy.failures_spare))
 
-    async def _settle(self, ending: Ending, items: Sequence[Item], flush: Flush, *, deferred: bool = False) -> None:
+    def _first_of_each(self, batch: Sequence[Ended]) -> list[Ended]:
+        """One for each job: a second one is judged after the first."""
+        first: dict[UUID, Ended] = {}
+        for item in batch:
+            if first.setdefault(item.job_id, item) is not item:
+                self.put(item)
+        return list(first.values())
+
+    async def _settle(self, ending: Ending, items: Sequence[Ended], flush: Flush, *, deferred: bool = False) -> None:
         """Settles items of one ending: all, or each half, or postpones the rest when too many calls have failed."""
         if flush.error is not None and flush.failures > flush.failures_max:
             return self._policy.postpone(items, flush.error)
@@ -200,14 +210,14 @@ class SettleLoop:
             flush.failures = 0
             if len(items) >= self._flush_max:
                 self._flush_max = min(FLUSH_MAX, 2 * self._flush_max)
-            done = [item for item in items if item.fence.job_id not in locked] if locked else items
+            done = [item for item in items if item.job_id not in locked] if locked else items
             if done:
                 self._policy.settled(done, statuses, before)
             if locked:
-                self._policy.postpone([item for item in items if item.fence.job_id in locked], None)
+                self._policy.postpone([item for item in items if item.job_id in locked], None)
 
     async def _execute(
-        self, ending: Ending, items: Sequence[Item], *, deferred: bool
+        self, ending: Ending, items: Sequence[Ended], *, deferred: bool
     ) -> tuple[Statuses, Set[UUID], Statuses]:
         """The new statuses, which jobs are locked, and the statuses of those that were settled before.
 
@@ -222,9 +232,11 @@ class SettleLoop:
                 following = self.following(items) if ending in _FOLLOWED else []
                 statuses = await self._source.settle(ending, items, following, skip_locked=skip, deferred=deferred)
                 self._settle_s.observe(anyio.current_time() - began)
-                missing = [item for item in items if item.fence.job_id not in statuses]
+                missing = []
+                if len(statuses) < len(items):
+                    missing = [item for item in items if item.job_id not in statuses]
                 locked = await self._locked(missing) if skip and missing else _NOTHING
-                unsure = [item.fence for item in missing if item.unsure and item.fence.job_id not in locked]
+                unsure = [item.fence for item in missing if item.outcome_unknown and item.job_id not in locked]
                 before = await self._source.settled(unsure) if unsure else {}
             except (DatabaseBusy, DatabaseError) as error:
                 self._policy.answered()
@@ -235,7 +247,7 @@ class SettleLoop:
                 if isinstance(error, OutcomeUnknown):
                     lost += 1
                     for item in items:
-                        item.unsure = True
+                        item.outcome_unknown = True
                 if not self._policy.keeps:
                     raise
                 await self._policy.unavailable(error)
@@ -245,20 +257,21 @@ class SettleLoop:
                 self._policy.answered()
                 return statuses, locked, before
 
-    async def _locked(self, missing: Sequence[Item]) -> set[UUID]:
+    async def _locked(self, missing: Sequence[Ended]) -> set[UUID]:
         """The skipped ones: missing in the answer, and still running as these attempts."""
         locked = await self._source.running([item.fence for item in missing])
         if locked:
             self._skip_until = anyio.current_time() + SKIP_S
         return locked
 
-    async def _rejected(self, item: Item, error: DatabaseError, flush: Flush) -> None:
+    async def _rejected(self, item: Ended, error: DatabaseError, flush: Flush) -> None:
         """Stores something else for an outcome whose data the database rejects, if there is anything."""
         if (instead := self._policy.instead(item, error)) is not None:
             item.outcome = instead
             await self._settle(instead.ending, [item], flush)
 
-    def following(self, items: Sequence[Item]) -> list[Occurrence]:
+    def following(self, items: Sequence[Ended]) -> list[Occurrence]:
         """The next occurrences of those that have a schedule."""
-        attempts = [item.attempt for item in items if item.attempt and item.attempt.claimed.schedule is not None]
+        found = self._policy.attempts(items)
+        attempts = [attempt for attempt in found if attempt is not None and attempt.claimed.schedule is not None]
         return [occurrence for attempt in attempts if (occurrence := self._planner.following(attempt)) is not None]

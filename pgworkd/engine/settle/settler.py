@@ -7,13 +7,14 @@ after a delay of its own; for what the database rejects something is stored that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from uuid import UUID
 
 import anyio
 
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.delayed import CAP_S, LOCKED_CAP_S, fallback, is_last_resort
-from pgworkd.engine.settle.item import Item
+from pgworkd.engine.settle.item import size_of
 from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError
@@ -43,7 +44,7 @@ class Settler:
         planner: Planner,
         tallies: Tallies,
         *,
-        on_completed: Callable[[list[Attempt]], None],
+        on_completed: Callable[[Sequence[Attempt]], None],
         on_settled: Callable[[Attempt, Outcome, str | None], None],
         on_capacity: Callable[[], None],
     ) -> None:
@@ -67,12 +68,12 @@ class Settler:
             return
         if outcome.ending is Ending.RELEASED and attempt.started is None:
             outcome = outcome._replace(begun=False)
-        item, loop = Item(attempt.fence, outcome, attempt), self._loop
-        item.unsure = attempt.outcome_unknown
-        if self._empty.is_set():
+        attempt.outcome, waiting = outcome, self._loop.waiting
+        attempt.size = size_of(attempt, attempt.claimed.payload)
+        if not waiting.count and self._empty.is_set():
             self._empty = anyio.Event()
-        loop.put(item)
-        if loop.count >= CAPACITY or loop.bytes >= CAPACITY_BYTES:
+        self._loop.put(attempt)
+        if waiting.count >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
             self.full = True
 
     @property
@@ -90,7 +91,11 @@ class Settler:
 
     # Called by the loop.
 
-    async def prepare(self, items: Sequence[Item]) -> None:
+    def attempts(self, items: Sequence[Attempt]) -> Sequence[Attempt]:
+        """Each is one."""
+        return items
+
+    async def prepare(self, items: Sequence[Attempt]) -> None:
         """Nothing: each was claimed here."""
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:
@@ -111,36 +116,39 @@ class Settler:
         if was_full and not self.full:
             self._on_capacity()
 
-    def settled(self, items: Sequence[Item], statuses: Statuses, before: Statuses) -> None:
+    def settled(self, items: Sequence[Attempt], statuses: Statuses, before: Statuses) -> None:
         """Reports them; hooks of dead jobs depend on the status even where only a lost answer told it."""
-        attempts = [item.attempt for item in items if item.attempt is not None]
-        self._in_flight.remove(attempts)
+        self._in_flight.remove(items)
         if len(statuses) == len(items) and items[0].outcome.ending in _DONE:
-            self._on_completed(attempts)
+            self._on_completed(items)
             return
-        for item, attempt in zip(items, attempts, strict=True):
-            status = statuses.get(item.fence.job_id) or before.get(item.fence.job_id)
-            if status is None:
-                self._events.emit(events.JOB_STALE, **attempt.facts(), outcome=item.outcome.ending.value)
-            self._on_settled(attempt, item.outcome, status)
+        latest: dict[UUID, int] = {}  # of two attempts of one job only the later one can have been running
+        for attempt in items:
+            latest[attempt.job_id] = max(attempt.number, latest.get(attempt.job_id, 0))
+        for attempt in items:
+            status = statuses.get(attempt.job_id) or before.get(attempt.job_id)
+            if status is None or attempt.number != latest[attempt.job_id]:
+                status = None
+                self._events.emit(events.JOB_STALE, **attempt.facts(), outcome=attempt.outcome.ending.value)
+            self._on_settled(attempt, attempt.outcome, status)
 
-    def postpone(self, items: Sequence[Item], error: PgworkdError | None) -> None:
+    def postpone(self, items: Sequence[Attempt], error: PgworkdError | None) -> None:
         """Retries these later; they stay in flight."""
-        reported = self._loop.delayed > 0
+        reported = len(self._loop.delayed) > 0
         locked = error is None or (isinstance(error, DatabaseBusy) and error.locked)
         delay_s = min([self._loop.delay(item, LOCKED_CAP_S if locked else CAP_S) for item in items])
         if not reported:
             text = "locked by another transaction" if error is None else str(error)
             self._events.emit(events.OUTCOMES_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
-    def instead(self, item: Item, error: DatabaseError) -> Outcome | None:
+    def instead(self, item: Attempt, error: DatabaseError) -> Outcome | None:
         """A failure with a plain text, then a dead job.
 
         If even that is rejected, the table has been altered: the attempt stays in flight, so that it runs only once.
         """
         if not is_last_resort(item.outcome):
             return fallback(item.outcome, error.sqlstate)
-        if item.delays == 0 and item.attempt is not None:
-            self._events.emit(events.OUTCOME_REJECTED, **item.attempt.facts(), error=str(error))
+        if item.delays == 0:
+            self._events.emit(events.OUTCOME_REJECTED, **item.facts(), error=str(error))
         self.postpone([item], error)
         return None
