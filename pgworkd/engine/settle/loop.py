@@ -101,9 +101,12 @@ class SettleLoop(Generic[Ended]):
 
     def put(self, item: Ended) -> None:
         """Takes an attempt that has ended. Never blocks."""
-        if not self.waiting.count:
-            self._arrived.set()
         self.waiting.put(item)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is an attempt in `waiting`."""
+        self._arrived.set()
 
     def delay(self, item: Ended, cap_s: float) -> float:
         """Settles it later; in how many seconds, which double up to `cap_s`."""

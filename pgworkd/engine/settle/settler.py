@@ -70,9 +70,11 @@ class Settler:
             outcome = outcome._replace(begun=False)
         attempt.outcome, waiting = outcome, self._loop.waiting
         attempt.size = size_of(attempt, attempt.claimed.payload)
-        if not waiting.count and self._empty.is_set():
-            self._empty = anyio.Event()
-        self._loop.put(attempt)
+        if not waiting.count:
+            self._loop.wake()
+            if self._empty.is_set():
+                self._empty = anyio.Event()
+        waiting.put(attempt)
         if waiting.count >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
             self.full = True
 
