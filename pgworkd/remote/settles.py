@@ -76,7 +76,7 @@ class _Item:
         self.job_id, self.number = fence.job_id, fence.attempt
         self.worker_id: int | None = fence.worker_id
         self.queue = "" if attempt is None else attempt.queue
-        self.size = size_of(self, None)
+        self.size = size_of(outcome)
         self.delays, self.outcome_unknown = 0, True  # the worker may have sent it before
         self.answer: Answer | PgworkdError | None = None
 

@@ -181,3 +181,7 @@ def stopped(reason: Reason) -> Outcome:
     if reason is Reason.EXPIRED:
         return Outcome(Ending.EXPIRED, message=reason.value)
     return Outcome(Ending.RELEASED, reason=reason.value)
+
+
+DONE = Outcome(Ending.COMPLETED)
+"""Without a result: how most attempts end."""

@@ -48,11 +48,10 @@ from pgworkd.words.decorated import explained
 from pgworkd.words.error_report import ErrorFacts, describe_error
 from pgworkd.words.events import Events
 from pgworkd.words.fence import Settlement
-from pgworkd.words.job import NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
+from pgworkd.words.job import DONE, NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from pgworkd.words.payload import decode, encode_result
 from pgworkd.words.source import WorkSource
 
-_DONE = Outcome(Ending.COMPLETED)
 _SETTLED = Outcome(Ending.SETTLED)
 
 
@@ -339,4 +338,4 @@ def _is_done(attempt: Attempt) -> bool:
 def _completed(result: object, job: Job | None) -> Outcome:
     if result is None and job is not None and job.is_done:
         result = job.result
-    return _DONE if result is None else Outcome(Ending.COMPLETED, result=encode_result(result))
+    return DONE if result is None else Outcome(Ending.COMPLETED, result=encode_result(result))

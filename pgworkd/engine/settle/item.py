@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pgworkd.words.fence import Settling
+from pgworkd.words.job import Outcome
 
 
 class Item(Settling, Protocol):
@@ -20,8 +21,7 @@ class Item(Settling, Protocol):
     """It may have been settled before: the answer to a COMMIT, or to its settle, was lost."""
 
 
-def size_of(item: Settling, payload: str | None) -> int:
-    """For `Item.size`."""
-    outcome = item.outcome
-    size = len(payload or "") + len(outcome.result or "")
+def size_of(outcome: Outcome) -> int:
+    """About how many bytes an outcome has, for `Item.size`."""
+    size = len(outcome.result or "")
     return size if outcome.error is None else size + len(str(outcome.error.get("traceback", "")))

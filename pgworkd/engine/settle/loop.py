@@ -169,10 +169,10 @@ class SettleLoop(Generic[Ended]):
         by_worker = self._policy.by_worker
         last_ending, last_worker, group = None, None, list[Ended]()
         for item in batch if by_worker else self._first_of_each(batch):
-            ending, worker_id = item.outcome.ending, item.worker_id if by_worker else None
+            ending, worker_id = item.outcome.ending, item.worker_id
             if ending is not last_ending or worker_id is not last_worker:
                 last_ending, last_worker = ending, worker_id
-                group = groups.setdefault((ending, token_of(worker_id)), [])
+                group = groups.setdefault((ending, token_of(worker_id) if by_worker else None), [])
             group.append(item)
         for (ending, _), items in groups.items():
             if ending is Ending.SETTLED:

@@ -20,13 +20,13 @@ from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError
 from pgworkd.words import events
 from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome
+from pgworkd.words.job import DONE, Ending, Outcome
 from pgworkd.words.source import SettleSource
 
 CAPACITY = 10_000
 CAPACITY_BYTES = 32 * 1024 * 1024
 """When this much waits, no handler is called and no job claimed. What runs comes on top: slots x size."""
-_DONE = (Ending.COMPLETED, Ending.SETTLED)
+_COMPLETED = (Ending.COMPLETED, Ending.SETTLED)
 
 
 class Settler:
@@ -62,14 +62,16 @@ class Settler:
 
     def put(self, attempt: Attempt, outcome: Outcome) -> None:
         """Takes an attempt that has ended. Never blocks."""
-        if outcome.ending is Ending.HANDED_OVER:
-            self._in_flight.remove([attempt])
-            self._events.emit(events.JOB_HANDED_OVER, **attempt.facts())
-            return
-        if outcome.ending is Ending.RELEASED and attempt.started is None:
-            outcome = outcome._replace(begun=False)
-        attempt.outcome, waiting = outcome, self._loop.waiting
-        attempt.size = size_of(attempt, attempt.claimed.payload)
+        size = len(attempt.claimed.payload or "")  # this is on the hot path of every job
+        if outcome is not DONE:
+            if outcome.ending is Ending.HANDED_OVER:
+                self._in_flight.remove([attempt])
+                self._events.emit(events.JOB_HANDED_OVER, **attempt.facts())
+                return
+            if outcome.ending is Ending.RELEASED and attempt.started is None:
+                outcome = outcome._replace(begun=False)
+            size += size_of(outcome)
+        attempt.outcome, attempt.size, waiting = outcome, size, self._loop.waiting
         if not waiting.count:
             self._loop.wake()
             if self._empty.is_set():
@@ -121,7 +123,7 @@ class Settler:
     def settled(self, items: Sequence[Attempt], statuses: Statuses, before: Statuses) -> None:
         """Reports them; hooks of dead jobs depend on the status even where only a lost answer told it."""
         self._in_flight.remove(items)
-        if len(statuses) == len(items) and items[0].outcome.ending in _DONE:
+        if len(statuses) == len(items) and items[0].outcome.ending in _COMPLETED:
             self._on_completed(items)
             return
         latest: dict[UUID, int] = {}  # of two attempts of one job only the later one can have been running
