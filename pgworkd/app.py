@@ -14,7 +14,7 @@ from pgworkd.engine import registry
 from pgworkd.errors import UsageError
 
 
-class App(registry.App):
+class App(registry.Registry):
     """A set of handlers. `pgworkd run --app module:attribute` names one of these."""
 
     def alert(

@@ -119,6 +119,15 @@ def test_the_table_of_folders_is_in_order_and_complete() -> None:
         seen.add(folder)
 
 
+def test_no_class_name_stands_for_two_classes() -> None:
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 def test_files_and_functions_stay_small() -> None:
     large = []
     for path in SOURCES:

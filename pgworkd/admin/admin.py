@@ -13,12 +13,12 @@ from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchOperations
 from pgworkd.admin.dead import DeadOperations
-from pgworkd.admin.doctor_database import LockWait, Refused, Sessions
+from pgworkd.admin.doctor_database import LockWait, RefusedRows, Sessions
 from pgworkd.admin.doctor_queries import Health
 from pgworkd.admin.endpoints import EndpointOperations
 from pgworkd.admin.jobs import JobOperations
 from pgworkd.admin.keys import KeyOperations
-from pgworkd.admin.queries import AuditRow, Doctor, Server, Stats, WorkerRow
+from pgworkd.admin.queries import AuditRow, Doctor, ServerFacts, Stats, WorkerRow
 from pgworkd.admin.queues import QueueOperations
 from pgworkd.admin.schedules import ScheduleOperations
 from pgworkd.admin.tokens import TokenOperations
@@ -81,9 +81,9 @@ class Admin:
         rows = await self._connection.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
         return [sql.read(AuditRow, row) for row in rows]
 
-    async def server(self) -> Server:
+    async def server(self) -> ServerFacts:
         """Facts about the server that need no schema."""
-        return Server(*(await self._connection.fetch(sql.SERVER))[0])
+        return ServerFacts(*(await self._connection.fetch(sql.SERVER))[0])
 
     async def locks(self) -> list[LockWait]:
         """What sessions have waited for, for more than a second, of locks on all of a table or queue."""
@@ -139,7 +139,7 @@ class Admin:
             [health.DifferingSchedule(*row) for row in await fetch(health.DIFFERING)],
             [health.BlockedWorker(*row) for row in await fetch(health.BLOCKED_WORKERS)],
             [health.LongRun(*row) for row in long_runs],
-            [Refused(*row) for row in refused],
+            [RefusedRows(*row) for row in refused],
             (await fetch(doctor_database.OF_NO_DAY, health.DEAD_MAX))[0][0],
             (await fetch(doctor_database.POLICIES))[0][0],
         )

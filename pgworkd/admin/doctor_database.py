@@ -23,7 +23,7 @@ class LockWait(NamedTuple):
     """Its statement."""
 
 
-class Refused(NamedTuple):
+class RefusedRows(NamedTuple):
     """Rows that something refuses to have changed: how many, one of them, and the error."""
 
     what: str

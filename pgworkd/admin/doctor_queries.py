@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pgworkd.admin.doctor_database import Refused
+from pgworkd.admin.doctor_database import RefusedRows
 
 QUEUES_MAX = 200
 """The largest number of queues examined."""
@@ -268,7 +268,7 @@ class Health(NamedTuple):
     differing: Sequence[DifferingSchedule]
     blocked: Sequence[BlockedWorker]
     long_runs: Sequence[LongRun]
-    refused: Sequence[Refused]
+    refused: Sequence[RefusedRows]
     of_no_day: int
     """Rows of the history that are in no day's partition, up to DEAD_MAX."""
     with_policies: str

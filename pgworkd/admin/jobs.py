@@ -14,7 +14,7 @@ from uuid import UUID
 from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
 from pgworkd.admin.listing import STATUSES, Listed, Page, page
-from pgworkd.admin.queries import Enqueued, Job, JobRow, Jobs
+from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
 from pgworkd.client import sent
 from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
@@ -38,7 +38,7 @@ OPERATIONS = {
 _UNIQUE_VIOLATION = "23505"
 
 
-class JobFilter(NamedTuple):
+class JobSelection(NamedTuple):
     """Selects the jobs that match every field that is not None; `key` is any of a job's three keys.
 
     `group`: the number of a group of errors, as `DeadGroup` has it, of which they died.
@@ -117,14 +117,14 @@ class JobOperations:
         """
         return await page(self._connection, which, before, limit)
 
-    async def get(self, job_id: UUID) -> Job | None:
+    async def get(self, job_id: UUID) -> JobDetails | None:
         """One job with all its fields, live or finished; None if it does not exist, or its history has been deleted.
 
         A standby returns it without its progress.
         """
         standby = await self._connection.value(sql.IS_STANDBY)
         rows = await self._connection.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
-        return sql.read(Job, rows[0]) if rows else None
+        return sql.read(JobDetails, rows[0]) if rows else None
 
     async def hold(self, job_id: UUID) -> None:
         """Locks the job, if it is live, until the end of the transaction: nobody changes it meanwhile."""
@@ -147,7 +147,7 @@ class JobOperations:
         *,
         on_duplicate: OnDuplicate = "skip",
         **options: Unpack[JobOptions],
-    ) -> Enqueued:
+    ) -> EnqueuedJob:
         """Inserts a job whose payload is the JSON object `payload_text`, stored as it is written.
 
         The options are those of `NewJob`. `on_duplicate` is what happens if the dedupe key is taken; see
@@ -165,10 +165,10 @@ class JobOperations:
         span = traced(fields)
         rows = await ran(_enqueue, self._connection, [*fields, on_duplicate], span, first_id)
         job_id, created, changed = rows[0]
-        return Enqueued(UUID(job_id), created, changed)
+        return EnqueuedJob(UUID(job_id), created, changed)
 
     async def matching(
-        self, operation: str, which: JobFilter, after: UUID | None = None, limit: int = ROWS_MAX
+        self, operation: str, which: JobSelection, after: UUID | None = None, limit: int = ROWS_MAX
     ) -> Matched:
         """The next jobs, at most `limit` (1 to MATCHED_MAX), that match and to which the operation applies."""
         validation.whole(limit, "limit", 1, MATCHED_MAX)
@@ -183,7 +183,7 @@ class JobOperations:
         found = await self._connection.fetch(sql.MATCHING, operation, *wanted, *page_of)
         return Matched(*found[0])
 
-    async def count(self, operation: str, which: JobFilter) -> int:
+    async def count(self, operation: str, which: JobSelection) -> int:
         """The number of jobs that match now and to which the operation applies."""
         found = await self.matching(operation, which, limit=MATCHED_MAX)
         total = len(found.ids)

@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     from pgworkd.admin.jobs import JobOperations
 
 
-class Operated(NamedTuple):
+class OperationResult(NamedTuple):
     """The jobs by outcome: retried, cancelled, requested (of running jobs) or discarded; and those left unchanged."""
 
     outcomes: dict[str, int]
     refused: list[Refused]
 
 
-async def operate(jobs: JobOperations, operation: str, ids: Sequence[UUID], *, call_back: bool = False) -> Operated:
+async def operate(
+    jobs: JobOperations, operation: str, ids: Sequence[UUID], *, call_back: bool = False
+) -> OperationResult:
     """Does `operation` (cancel, retry, discard) to at most ROWS_MAX jobs; `call_back` as of `retry`."""
     if operation == "retry":
         changed = (await jobs.retry(ids, call_back=call_back)).changed
-        return Operated({"retried": len(changed)}, await refused(jobs, operation, ids, changed))
+        return OperationResult({"retried": len(changed)}, await refused(jobs, operation, ids, changed))
     if operation == "cancel":
         done = await jobs.cancel(ids)
         counts = {"cancelled": 0, "requested": 0, **Counter(done.values())}
-        return Operated(counts, await refused(jobs, operation, ids, done))
+        return OperationResult(counts, await refused(jobs, operation, ids, done))
     # The database returns only a count: the jobs that were not dead before are left unchanged.
     before = await jobs.refusals(operation, ids)
     count = await jobs.discard(ids)
-    return Operated({"discarded": count}, [one for one in before.values() if one.status != "dead"])
+    return OperationResult({"discarded": count}, [one for one in before.values() if one.status != "dead"])
 
 
 async def refused(jobs: JobOperations, operation: str, ids: Sequence[UUID], done: Container[UUID]) -> list[Refused]:

@@ -85,7 +85,7 @@ class Jobs(NamedTuple):
     complete: bool
 
 
-class Job(NamedTuple):
+class JobDetails(NamedTuple):
     """All fields of one job; `payload`, `result`, `errors` and `meta` are JSON text."""
 
     id: UUID
@@ -126,7 +126,7 @@ class Job(NamedTuple):
     errors: str
 
 
-class ScheduleRow(NamedTuple):
+class ListedSchedule(NamedTuple):
     """A recurring rule. `next_at`: when its pending occurrence is due (None: none yet); `status`: of that job."""
 
     name: str
@@ -155,7 +155,7 @@ class Stats(NamedTuple):
     oldest_due_s: float
 
 
-class Enqueued(NamedTuple):
+class EnqueuedJob(NamedTuple):
     """The job's id: of a new one (`created`), or of the one with the same dedupe key, which may have been `changed`."""
 
     id: UUID
@@ -192,7 +192,7 @@ class Doctor(NamedTuple):
     """Fraction of the server's notification queue in use, 0 to 1."""
 
 
-class Server(NamedTuple):
+class ServerFacts(NamedTuple):
     """Facts about any server. `clock_s` is its time in seconds since the epoch."""
 
     version: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from pgworkd.admin.queries import SCHEDULES, ScheduleRow, read
+from pgworkd.admin.queries import SCHEDULES, ListedSchedule, read
 from pgworkd.client.new_job import FIELDS, NewJob, row
 from pgworkd.database.connection import Connection
 from pgworkd.words import validation
@@ -36,9 +36,9 @@ class ScheduleOperations:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def find(self) -> list[ScheduleRow]:
+    async def find(self) -> list[ListedSchedule]:
         """Every schedule, by name."""
-        return [read(ScheduleRow, each) for each in await self._connection.fetch(SCHEDULES)]
+        return [read(ListedSchedule, each) for each in await self._connection.fetch(SCHEDULES)]
 
     async def put(
         self,

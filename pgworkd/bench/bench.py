@@ -10,7 +10,7 @@ from pgworkd.bench import scratch, show
 from pgworkd.bench.figures import Figures
 from pgworkd.bench.phases import Plan
 from pgworkd.bench.scratch import ScratchOptions
-from pgworkd.bench.session import COMMAND_S_MAX, Console, Session
+from pgworkd.bench.session import COMMAND_S_MAX, BenchSession, Console
 from pgworkd.bench.verdict import judge
 from pgworkd.cli.common import confirm, hinted, operator, settings_of
 from pgworkd.cli.output import note, out
@@ -66,7 +66,7 @@ def _options(settings: Settings, queue: str) -> ScratchOptions:
 
 async def _run(plan: Plan, options: ScratchOptions, settings: Settings, console: Console) -> Figures:
     try:
-        return await Session(plan, options, console).run()
+        return await BenchSession(plan, options, console).run()
     except (DatabaseUnavailable, DatabaseError, UsageError) as error:
         raise hinted(error, settings) from None
 

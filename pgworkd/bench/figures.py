@@ -25,7 +25,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Bulk:
+class BulkFigures:
     """Jobs that were enqueued many at once."""
 
     jobs: int
@@ -105,7 +105,7 @@ class Figures:
     """One job per transaction, committed durably (synchronous_commit = on)."""
     single_unsynced: Spread
     """The same without waiting for the disk (synchronous_commit = off)."""
-    bulk: Bulk
+    bulk: BulkFigures
     drain: Drain
     latency: Spread | None
     """From just before the INSERT to the first line of the handler, in an idle queue; None: the drain was cut."""

@@ -17,7 +17,7 @@ import anyio
 from pgworkd import App
 from pgworkd.admin.admin import Admin
 from pgworkd.bench import cpu
-from pgworkd.bench.figures import Bulk, Drain, Figures, Held, Spread
+from pgworkd.bench.figures import BulkFigures, Drain, Figures, Held, Spread
 from pgworkd.bench.scratch import ScratchOptions
 from pgworkd.client import NewJob, enqueue_many
 from pgworkd.database.connection import Connection, connect
@@ -160,7 +160,7 @@ class Phases:
         skip = min(WARM_UP, len(synced) - 1)
         return _all_counted(synced, skip), _all_counted(unsynced, skip)
 
-    async def _bulk(self) -> Bulk:
+    async def _bulk(self) -> BulkFigures:
         """By enqueue_many, in chunks, each a transaction."""
         chunk = max(1, min(CHUNK_JOBS, CHUNK_BYTES // max(1, self._plan.payload_bytes)))
         payload, done = json.loads(self._payload()), 0
@@ -175,7 +175,7 @@ class Phases:
                 await _whole(partial(enqueue_many, connection, jobs), self._options.command_timeout_s)
                 done += len(jobs)
                 self._shown("enqueue in bulk", done, self._plan.bulk)
-            return Bulk(done, time.monotonic() - began_s)
+            return BulkFigures(done, time.monotonic() - began_s)
         finally:
             connection.terminate()
 

@@ -51,7 +51,7 @@ def _stop_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
-class Session:
+class BenchSession:
     """One run on the database of `options`, whose `queue` is the scratch queue."""
 
     def __init__(self, plan: Plan, options: ScratchOptions, console: Console) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pgworkd.bench.figures import Drain, Figures, Spread
-from pgworkd.bench.verdict import Verdict, fsync_ms
+from pgworkd.bench.verdict import BenchVerdict, fsync_ms
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.words.validation import counted
 
 
-def table_of(figures: Figures, verdict: Verdict) -> None:
+def table_of(figures: Figures, verdict: BenchVerdict) -> None:
     """Prints the results for people."""
     bulk, drain = figures.bulk, figures.drain
     single, unsynced = figures.single, figures.single_unsynced
@@ -36,7 +36,7 @@ def table_of(figures: Figures, verdict: Verdict) -> None:
     out(f"\n{verdict.sentence}")
 
 
-def json_of(figures: Figures, verdict: Verdict) -> None:
+def json_of(figures: Figures, verdict: BenchVerdict) -> None:
     """Prints the results for programs."""
     drain, held = figures.drain, figures.held
     as_json(

@@ -16,7 +16,7 @@ SLOW_MS = 0.5
 """Waiting for the disk or the network limits only from here on: below, both are about as fast as they can be."""
 
 
-class Verdict(NamedTuple):
+class BenchVerdict(NamedTuple):
     """What limits draining (machine, others, worker, server, fsync, network, unknown), and single enqueues."""
 
     drain: str
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
     sentence: str
 
 
-def judge(figures: Figures) -> Verdict:
+def judge(figures: Figures) -> BenchVerdict:
     """The verdict on these figures."""
     drain, text = _drain(figures)
     enqueue, more = _enqueue(figures, drain)
@@ -35,7 +35,7 @@ def judge(figures: Figures) -> Verdict:
             f"and {escaped(figures.held.who)} has held a transaction open for {figures.held.age_s:,.0f} s, longer than "
             "this run, which holds back vacuum and slows down every claim: end it"
         )
-    return Verdict(drain, enqueue, "; ".join(parts) + ".")
+    return BenchVerdict(drain, enqueue, "; ".join(parts) + ".")
 
 
 def fsync_ms(figures: Figures) -> float:

@@ -82,7 +82,7 @@ async def _run(
     from pgworkd.database.reconnect import Outage
     from pgworkd.engine.life.startup import REMIND_S
     from pgworkd.fleet.autoscaler import Autoscaler
-    from pgworkd.fleet.workers import Processes
+    from pgworkd.fleet.workers import WorkerProcesses
     from pgworkd.options import connection_options
     from pgworkd.words import log
     from pgworkd.words.events import Events
@@ -100,7 +100,7 @@ async def _run(
 
         command, dsn = workers
         environ = os.environ | ({} if dsn is None else {"PGWORKD_DSN": dsn})
-        processes = Processes(command, settings.worker_name, environ, report_to if reports else None)
+        processes = WorkerProcesses(command, settings.worker_name, environ, report_to if reports else None)
         outage = Outage("autoscale", events, remind_s=REMIND_S)
         scaler = Autoscaler(
             *(Admin(connection_options(settings)), queue, rules, processes, outage),

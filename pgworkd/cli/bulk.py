@@ -24,7 +24,7 @@ from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.jobs import JobFilter
+    from pgworkd.admin.jobs import JobSelection
     from pgworkd.admin.refusals import Refused
 
 CHUNK = 1000
@@ -64,7 +64,7 @@ class _Stop:
         signal.signal(signal.SIGINT, self._before)
 
 
-def through(dsn: str | None, bulk: Bulk, which: JobFilter, *, limit: int | None, yes: bool, json: bool) -> int:
+def through(dsn: str | None, bulk: Bulk, which: JobSelection, *, limit: int | None, yes: bool, json: bool) -> int:
     """Operates on the jobs that match, the oldest first, at most `limit`; prints the counts; the exit code."""
     total = _total(dsn, bulk, which, limit, yes=yes)
     counts: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def through(dsn: str | None, bulk: Bulk, which: JobFilter, *, limit: int | None,
 async def _each_chunk(
     admin: Admin,
     bulk: Bulk,
-    which: JobFilter,
+    which: JobSelection,
     limit: int | None,
     counts: Counter[str],
     left: Counter[tuple[str, str]],
@@ -123,7 +123,7 @@ async def _each_chunk(
     return False
 
 
-def _total(dsn: str | None, bulk: Bulk, which: JobFilter, limit: int | None, *, yes: bool) -> int | None:
+def _total(dsn: str | None, bulk: Bulk, which: JobSelection, limit: int | None, *, yes: bool) -> int | None:
     """The number of jobs, after a confirmation if there are many; None if there is no terminal to show it on."""
     if not which.narrow and not (sys.stdin is not None and sys.stdin.isatty()):
         confirm(f"{bulk.name} all{_of(which)}", yes=yes)
@@ -163,7 +163,7 @@ def _report(bulk: Bulk, counts: Counter[str], left: Counter[tuple[str, str]], *,
             out(f"{counted(counts[outcome], 'job')} {text}")
 
 
-def _of(which: JobFilter) -> str:
+def _of(which: JobSelection) -> str:
     """' dead jobs of queue 'q' and kind 'k'', to follow a number or `all`."""
     fields = {"queue": which.queue, "kind": which.kind, "key": which.key, "batch": which.batch}
     given = [f"{name} {str(value)!r}" for name, value in fields.items() if value is not None]

@@ -16,7 +16,7 @@ from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.queries import Doctor, Server
+    from pgworkd.admin.queries import Doctor, ServerFacts
     from pgworkd.words.origin import Origin
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
@@ -86,7 +86,7 @@ def _examine(dsn: str | None) -> list[Finding]:
     return findings
 
 
-def _judge_server(server: Server) -> list[Finding]:
+def _judge_server(server: ServerFacts) -> list[Finding]:
     major = server.version_num // 10_000
     findings = [Finding("ok", "server", f"Postgres {server.version}")]
     if major < SERVER_OLDEST:

@@ -30,7 +30,7 @@ from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.jobs import JobFilter
+    from pgworkd.admin.jobs import JobSelection
     from pgworkd.admin.queries import AuditRow
     from pgworkd.admin.refusals import Refused
 
@@ -227,13 +227,13 @@ def _which(
     status: Status | None,
     all_queues: bool,  # noqa: FBT001
     group: int | None = None,
-) -> JobFilter | None:
+) -> JobSelection | None:
     """The filter, or None if ids are given instead. UsageError for both or neither."""
-    from pgworkd.admin.jobs import JobFilter
+    from pgworkd.admin.jobs import JobSelection
 
-    which = JobFilter(queue, kind, key, batch, None if status is None else status.value, all_queues, group)
+    which = JobSelection(queue, kind, key, batch, None if status is None else status.value, all_queues, group)
     if ids:
-        if which != JobFilter():
+        if which != JobSelection():
             raise UsageError("give either ids or filters such as --queue, not both")
         return None
     if not which.narrow and not all_queues:

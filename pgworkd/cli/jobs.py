@@ -29,7 +29,7 @@ from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.queries import Enqueued, Job, Jobs
+    from pgworkd.admin.queries import EnqueuedJob, JobDetails, Jobs
     from pgworkd.client.new_job import JobOptions
 
 _INT4 = 2**31
@@ -121,7 +121,7 @@ def enqueue(
 
 
 def _enqueue(dsn: str | None, queue: str, text: str, on_duplicate: OnDuplicate, options: JobOptions) -> None:
-    async def question(admin: Admin) -> tuple[Enqueued, bool]:
+    async def question(admin: Admin) -> tuple[EnqueuedJob, bool]:
         made = await admin.jobs.enqueue(queue, text, on_duplicate=on_duplicate.value, **options)
         return made, sys.stderr.isatty() and not await admin.queues.is_served(queue)
 
@@ -181,7 +181,7 @@ def job(
         _print_job(found, facts)
 
 
-def _print_job(found: Job, facts: dict[str, Any]) -> None:
+def _print_job(found: JobDetails, facts: dict[str, Any]) -> None:
     import json
 
     lines = []

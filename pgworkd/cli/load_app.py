@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pgworkd.engine.registry import App
+from pgworkd.engine.registry import Registry
 from pgworkd.errors import UsageError
 from pgworkd.words.validation import closest
 
@@ -24,7 +24,7 @@ REASON_CHARS_MAX = 300
 _OURS = str(Path(__file__).parents[1]) + os.sep
 
 
-def load_app(reference: str) -> App:
+def load_app(reference: str) -> Registry:
     """The `App` that `reference` names as "module:attribute"; the attribute may also be a function that returns one.
 
     The working directory is searched first, as `python -m` does. Raises UsageError, in one line, if the module is
@@ -74,8 +74,8 @@ def _attribute(module: ModuleType, path: str) -> Any:
     return value
 
 
-def _app(value: Any, reference: str, module: ModuleType) -> App:
-    if isinstance(value, App):
+def _app(value: Any, reference: str, module: ModuleType) -> Registry:
+    if isinstance(value, Registry):
         return value
     hint = _listed(_apps(module))
     if not inspect.isroutine(value):
@@ -92,14 +92,14 @@ def _app(value: Any, reference: str, module: ModuleType) -> App:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as on import
             problem = _raised("when called", error)
         else:
-            if isinstance(made, App):
+            if isinstance(made, Registry):
                 return made
             problem = f"returned {_what(made)}, not a pgworkd.App{hint}"
     raise UsageError(f"{reference!r} {problem}")
 
 
 def _apps(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if isinstance(value, App)]
+    return [name for name, value in vars(module).items() if isinstance(value, Registry)]
 
 
 def _listed(apps: list[str]) -> str:

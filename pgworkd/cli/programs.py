@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pgworkd.cli.load_app import load_app
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.registry import App
+from pgworkd.engine.registry import Registry
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings
 from pgworkd.words.validation import closest
@@ -18,7 +18,7 @@ from pgworkd.words.validation import closest
 class Program(NamedTuple):
     """`make` makes a daemon of `app`, with the arguments of `Daemon`."""
 
-    app: App
+    app: Registry
     make: Callable[..., Daemon]
 
 
@@ -50,7 +50,7 @@ def _check_threads(app: str) -> None:
             )
 
 
-def check_queues(settings: Settings, app: App) -> None:
+def check_queues(settings: Settings, app: Registry) -> None:
     """UsageError for a queue that the application does not know; where queues come from the database, for none."""
     known = app.queues() if app.handlers else {}
     for queue in settings.queues if known else ():
@@ -77,11 +77,11 @@ def _push(settings: Settings) -> Program:
 def _remote(settings: Settings) -> Callable[..., Daemon]:
     """Makes a daemon that works through a gateway."""
     try:
-        from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayOptions
+        from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayAddress
         from pgworkd.remote_daemon.daemon import RemoteDaemon
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[remote]'") from None
     if settings.lease_s < LEASE_S_MIN:
         raise UsageError(f"lease_s ({settings.origin('lease_s')}): with remote, {LEASE_S_MIN:g} or more")
-    gateway = GatewayOptions(settings.remote or "", settings.token_required(), settings.command_timeout_s)
+    gateway = GatewayAddress(settings.remote or "", settings.token_required(), settings.command_timeout_s)
     return functools.partial(RemoteDaemon, gateway=gateway)

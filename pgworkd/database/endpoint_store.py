@@ -27,7 +27,7 @@ PUSH_WORKER = "push"
 """The name of the standing worker of callbacks."""
 
 
-class Route(NamedTuple):
+class EndpointRoute(NamedTuple):
     """A queue that is sent to an endpoint, and the columns of that endpoint's row."""
 
     queue: str
@@ -40,10 +40,10 @@ class EndpointStore:
     def __init__(self, options: ConnectionOptions) -> None:
         self._connection = Connection(options, "endpoints")
 
-    async def routes(self, queues: list[str] | None) -> list[Route]:
+    async def routes(self, queues: list[str] | None) -> list[EndpointRoute]:
         """Where these queues (None: all) are sent, unless that is disabled; at most QUEUES_MAX + 1."""
         rows = await self._connection.fetch(_ROUTES, queues, QUEUES_MAX + 1)
-        return [Route(queue, json.loads(endpoint)) for queue, endpoint in rows]
+        return [EndpointRoute(queue, json.loads(endpoint)) for queue, endpoint in rows]
 
     async def standing_worker(self) -> Registration:
         """The worker under which attempts run that a callback is to end."""

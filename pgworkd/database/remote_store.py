@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore, fence_columns
-from pgworkd.words.claims import Claimed, ClaimOrder, Claims
+from pgworkd.words.claims import ClaimedJob, ClaimOrder, Claims
 from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration, token_of
 
@@ -69,7 +69,7 @@ class Beat(NamedTuple):
     requested: str | None
 
 
-class RemoteWorker(NamedTuple):
+class StoredWorker(NamedTuple):
     """A worker's registration, as the database has it; `slots`: how many jobs of each queue it may run at once."""
 
     registration: Registration
@@ -89,7 +89,7 @@ class News(NamedTuple):
     gone: list[tuple[int, UUID, int]]
 
 
-class Waiter(NamedTuple):
+class ClaimWaiter(NamedTuple):
     """One claim that waits: up to `limit` jobs for a worker; with `lease_s`, each under a lease of its own."""
 
     worker_id: int
@@ -97,7 +97,7 @@ class Waiter(NamedTuple):
     lease_s: float | None = None
 
 
-class RemoteClaims(NamedTuple):
+class ClaimsForWorkers(NamedTuple):
     """What a claim took: `workers` has the worker of each of `claims`, in their order."""
 
     claims: Claims
@@ -141,14 +141,14 @@ class RemoteStore(SettleStore):
         rows = await self._beats.fetch(_FIND_STANDING, name)
         return Registration.of(*rows[0]) if rows else None
 
-    async def worker(self, worker_id: int) -> RemoteWorker | None:
+    async def worker(self, worker_id: int) -> StoredWorker | None:
         """A remote or the standing worker; None: there is none of that id, or it is presumed dead."""
         rows = await self._beats.fetch(_WORKER, worker_id)
         if not rows:
             return None
         token, lease_s, requested, name, queues, slots = rows[0]
         registration = Registration.of(worker_id, token)
-        return RemoteWorker(registration, name, lease_s, requested, dict(zip(queues, slots, strict=True)))
+        return StoredWorker(registration, name, lease_s, requested, dict(zip(queues, slots, strict=True)))
 
     async def set_slots(self, worker_id: int, slots: Mapping[str, int], gone: Sequence[str] = ()) -> None:
         """Stores how many jobs of each queue a worker may run at once; `gone`: queues that it serves no more."""
@@ -195,7 +195,9 @@ class RemoteStore(SettleStore):
         found: list[UUID] | None = await self._settles.value(sql, worker_id, token_of(worker_id))
         return found
 
-    async def claim_for(self, waiters: Sequence[Waiter], order: ClaimOrder, standing: int, nonce: UUID) -> RemoteClaims:
+    async def claim_for(
+        self, waiters: Sequence[ClaimWaiter], order: ClaimOrder, standing: int, nonce: UUID
+    ) -> ClaimsForWorkers:
         """Claims for those that wait, the first of them first. Of `order`, worker and limit are not used.
 
         Attempts with a lease of their own run under `standing` and `nonce`.
@@ -217,7 +219,9 @@ class RemoteStore(SettleStore):
         jobs = [row for row in rows if row[1] is not None]
         more = [row for row in rows if row[0] is None]
         claims = Claims.read([row[1:] for row in jobs + more])
-        return RemoteClaims(claims, [row[0] for row in jobs], [r[0] for r in rows if r[1] is None and r[0] is not None])
+        return ClaimsForWorkers(
+            claims, [row[0] for row in jobs], [r[0] for r in rows if r[1] is None and r[0] is not None]
+        )
 
     async def extend(
         self, held: Sequence[Fence], leases_s: Sequence[float | None]
@@ -230,7 +234,7 @@ class RemoteStore(SettleStore):
         rows = await self._settles.fetch(_EXTEND, ids, attempts, leases_s, *fence)
         return {row[0]: (row[1], row[2]) for row in rows}
 
-    async def claimed(self, held: Sequence[Fence]) -> list[tuple[str, float, Claimed]]:
+    async def claimed(self, held: Sequence[Fence]) -> list[tuple[str, float, ClaimedJob]]:
         """Those of these attempts that run: queue, seconds since the claim, and what was claimed, without payload."""
         rows = await self._settles.fetch(_CLAIMED, [each.job_id for each in held], [each.attempt for each in held])
-        return [(row[0], row[1], Claimed(*row[2:])) for row in rows]
+        return [(row[0], row[1], ClaimedJob(*row[2:])) for row in rows]

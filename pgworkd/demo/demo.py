@@ -26,7 +26,7 @@ from pgworkd.database import schema
 from pgworkd.database.connection import Connection, connect
 from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.demo.jobs import TABLES, File, app
-from pgworkd.demo.view import Tally, differences, live_view, queue_table, verdict
+from pgworkd.demo.view import DemoTally, differences, live_view, queue_table, verdict
 from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
@@ -121,7 +121,7 @@ class Demo:
             return await self._run(signals)
 
     async def _run(self, signals: AsyncIterator[signal.Signals]) -> int:
-        self._stopping, self._tally = anyio.Event(), Tally()
+        self._stopping, self._tally = anyio.Event(), DemoTally()
         try:
             await schema.migrate(self._options.connection)
             await self._database.script(TABLES + _IDS)

@@ -18,7 +18,7 @@ from pgworkd.words.redaction import escaped
 _PROBLEMS = {events.JOB_FAILED, events.JOB_DEAD, events.JOB_LOST, events.JOB_RELEASED}
 
 
-class Tally:
+class DemoTally:
     """Counts by queue what the daemon reports: a listener for its events."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Tally:
         return anyio.current_time() - self.began_s
 
 
-def queue_table(slots: Mapping[str, int], rows: Sequence[Sequence[Any]], tally: Tally) -> Table:
+def queue_table(slots: Mapping[str, int], rows: Sequence[Sequence[Any]], tally: DemoTally) -> Table:
     """A row for each queue. `rows`: (queue, waiting, running, retrying, dead), by the database."""
     table = Table("queue", box=box.SIMPLE_HEAD)
     for heading in ("slots", "waiting", "running", "retrying", "dead", "completed", "retries"):
@@ -57,7 +57,7 @@ def queue_table(slots: Mapping[str, int], rows: Sequence[Sequence[Any]], tally: 
     return table
 
 
-def live_view(table: Table, tally: Tally) -> Group:
+def live_view(table: Table, tally: DemoTally) -> Group:
     """The table, and below it the latest problems."""
     return Group(f"{tally.elapsed_s:.0f} s", table, Text("\n".join(tally.latest), no_wrap=True, overflow="ellipsis"))
 

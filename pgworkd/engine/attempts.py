@@ -11,7 +11,7 @@ import anyio
 
 from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Job, Outcome, Reason
 from pgworkd.words.registration import token_of
@@ -67,7 +67,7 @@ class Attempt:
     delays = 0
     """How often its settle was delayed: the row was locked, or the database rejected it."""
 
-    def __init__(self, claimed: Claimed, queue: str, worker_id: int | None = None) -> None:
+    def __init__(self, claimed: ClaimedJob, queue: str, worker_id: int | None = None) -> None:
         """`worker_id`: the id under which it was claimed; the daemon may have another by now."""
         self.claimed = claimed
         self.job_id, self.number = claimed.id, claimed.attempt

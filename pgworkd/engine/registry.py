@@ -70,7 +70,7 @@ class Handler:
     wait_for_retries: bool = False
 
 
-class App:
+class Registry:
     """A set of handlers. `pgworkd run --app module:attribute` names one of these."""
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from pgworkd.admin.admin import Admin
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, SchemaAwaited
 from pgworkd.fleet.process_keeper import ProcessKeeper
-from pgworkd.fleet.workers import Processes
-from pgworkd.metrics import Member
+from pgworkd.fleet.workers import WorkerProcesses
+from pgworkd.metrics import ReportingProcess
 from pgworkd.words.log import logger as _logger
 
 DEPTH_MOST = 10_000
@@ -95,7 +95,7 @@ class Autoscaler:
     admin: Admin
     queue: str
     rules: Rules
-    workers: Processes
+    workers: WorkerProcesses
     outage: Outage
     every_s: float
     stop_timeout_s: float
@@ -139,11 +139,11 @@ class Autoscaler:
         self._keeper.request_stop(urgency)
         self._beginning.cancel()
 
-    def members(self, report_to: Callable[[int], str]) -> dict[str, Member]:
+    def members(self, report_to: Callable[[int], str]) -> dict[str, ReportingProcess]:
         """The workers, by name, and where they report their metrics. May be called from any thread."""
         wanted = self._keeper.wanted
         numbers = sorted(wanted.union(list(self._keeper.began_s)))
-        return {self.workers.name(number): Member(report_to(number), number in wanted) for number in numbers}
+        return {self.workers.name(number): ReportingProcess(report_to(number), number in wanted) for number in numbers}
 
     async def _poll(self) -> None:
         while True:

@@ -30,7 +30,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.fleet.process_keeper import ProcessKeeper, Worker
 from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.fleet.workers import ChildProcess
-from pgworkd.metrics import REPORT_TO, Member
+from pgworkd.metrics import REPORT_TO, ReportingProcess
 from pgworkd.process import forks, local_sockets
 from pgworkd.settings.file import NAME_CHARS_MAX
 from pgworkd.words.log import logger as _logger
@@ -128,9 +128,9 @@ class Supervisor:
             watch.cancel_scope.cancel()
         return self._keeper.exit_code
 
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, ReportingProcess]:
         """Where each daemon reports its metrics, by name, whether it runs or not. May be called from any thread."""
-        return {self._name(number): Member(self._report_to(number)) for number in range(1, self._count + 1)}
+        return {self._name(number): ReportingProcess(self._report_to(number)) for number in range(1, self._count + 1)}
 
     def _report_to(self, number: int) -> str:
         return f"{self._own_name}-{number}.metrics"

@@ -18,7 +18,7 @@ from pgworkd.metrics import REPORT_TO
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 
-class Processes:
+class WorkerProcesses:
     """Each worker is a process of `command`, which must exit on SIGTERM, under a parent-death guard."""
 
     def __init__(

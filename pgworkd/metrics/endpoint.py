@@ -13,49 +13,49 @@ import anyio
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
 from pgworkd.metrics.daemon import DaemonSource
-from pgworkd.metrics.page import OPENMETRICS, TEXT, Page, accepts_openmetrics
+from pgworkd.metrics.page import OPENMETRICS, TEXT, MetricsPage, accepts_openmetrics
 from pgworkd.metrics.samples import Check, Source, dumped
-from pgworkd.metrics.server import Answer, Server, listen, listen_at
+from pgworkd.metrics.server import PageServer, Reply, listen, listen_at
 from pgworkd.settings.file import quoted
 from pgworkd.words.address import Address, parse_address
 
 SNAPSHOT = "/snapshot"
 _JSON, _PLAIN = "application/json; charset=utf-8", "text/plain; charset=utf-8"
-_ALIVE = Answer(200, _PLAIN, b"alive\n")
+_ALIVE = Reply(200, _PLAIN, b"alive\n")
 
 
-class Endpoint:
+class MetricsPages:
     """The pages of one source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._page = Page()
+        self._page = MetricsPage()
         self._identity = uuid.uuid4().hex
 
-    def respond(self, path: str, accept: list[str]) -> Answer | None:
+    def respond(self, path: str, accept: list[str]) -> Reply | None:
         """The page of that path."""
         if path == "/healthz":
-            return Answer(503, _PLAIN, f"{sick}\n".encode()) if (sick := self._source.sick()) else _ALIVE
+            return Reply(503, _PLAIN, f"{sick}\n".encode()) if (sick := self._source.sick()) else _ALIVE
         if path == "/readyz":
             return readiness(self._source.checks())
         if path == "/metrics":
             openmetrics = accepts_openmetrics(accept)
             body = self._page.write(self._source.samples(), openmetrics=openmetrics)
-            return Answer(200, OPENMETRICS if openmetrics else TEXT, body)
+            return Reply(200, OPENMETRICS if openmetrics else TEXT, body)
         return None
 
-    def report(self, path: str, _: list[str]) -> Answer | None:
+    def report(self, path: str, _: list[str]) -> Reply | None:
         """The snapshot for a parent process."""
         if path != SNAPSHOT:
             return None
-        return Answer(200, _JSON, dumped(self._identity, self._source.samples(), self._source.checks()))
+        return Reply(200, _JSON, dumped(self._identity, self._source.samples(), self._source.checks()))
 
 
-def readiness(checks: list[Check]) -> Answer:
+def readiness(checks: list[Check]) -> Reply:
     """200 if all are well, else 503; the body has each of them."""
     ready = bool(checks) and all(check.ok for check in checks)
     body = {"ready": ready, "checks": {name: {"ok": ok, "says": says} for name, ok, says in checks}}
-    return Answer(200 if ready else 503, _JSON, json.dumps(body, indent=1).encode() + b"\n")
+    return Reply(200 if ready else 503, _JSON, json.dumps(body, indent=1).encode() + b"\n")
 
 
 def bound(listener: socket.socket) -> Address:
@@ -67,14 +67,14 @@ def bound(listener: socket.socket) -> Address:
 @contextlib.contextmanager
 def served(source: Source, listener: socket.socket) -> Iterator[None]:
     """Serves the pages on this socket while the block lasts, and closes it."""
-    with Server(listener, Endpoint(source).respond).running():
+    with PageServer(listener, MetricsPages(source).respond).running():
         yield
 
 
 @contextlib.contextmanager
 def reporting(source: Source, name: str) -> Iterator[None]:
     """Reports to a parent process on the Unix socket of this name while the block lasts. Raises OSError."""
-    with Server(listen_at(name), Endpoint(source).report).running():
+    with PageServer(listen_at(name), MetricsPages(source).report).running():
         yield
 
 

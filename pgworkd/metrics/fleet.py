@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Set
 
-from pgworkd.metrics import Member
+from pgworkd.metrics import ReportingProcess
 from pgworkd.metrics.endpoint import SNAPSHOT
 from pgworkd.metrics.samples import Check, Samples, bounded, counted, loaded, merged
 from pgworkd.process import local_sockets
@@ -30,7 +30,7 @@ Snapshot = tuple[str, Samples, list[Check]]
 class FleetSource:
     """Shows the processes whose sockets `members` returns, by name. It may be called from any thread."""
 
-    def __init__(self, members: Callable[[], Mapping[str, Member]]) -> None:
+    def __init__(self, members: Callable[[], Mapping[str, ReportingProcess]]) -> None:
         self._members = members
         self._lock = threading.Lock()
         self._gone: Samples = {}  # what processes had counted that are gone
@@ -94,7 +94,7 @@ def _judged(answers: Mapping[str, Snapshot], silent: Mapping[str, str]) -> list[
     return checks
 
 
-def snapshots(members: Mapping[str, Member]) -> tuple[dict[str, Snapshot], dict[str, str]]:
+def snapshots(members: Mapping[str, ReportingProcess]) -> tuple[dict[str, Snapshot], dict[str, str]]:
     """The answers by name; and why there is none of the others, within ANSWER_S."""
     answers: dict[str, Snapshot] = {}
     silent: dict[str, str] = {}

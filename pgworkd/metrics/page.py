@@ -20,7 +20,7 @@ _BOUNDS = (*(repr(bound) for bound in BOUNDS_S), "+Inf")
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
-class Page:
+class MetricsPage:
     """Writes pages. Remembers the text around the numbers of each series, which is nine tenths of the work."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ PIECE_BYTES = 256 * 1024
 _WAIT = struct.pack("ll", 1, 0)  # of one call of the system: a second
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What is sent back."""
 
     status: int
@@ -44,11 +44,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
-Respond = Callable[[str, list[str]], "Answer | None"]
+Respond = Callable[[str, list[str]], "Reply | None"]
 """Answers a path, with the values of the header Accept; None: there is no such page. Called in the server's threads."""
 
 
-class Server:
+class PageServer:
     """Serves pages over HTTP from threads of its own, on a listening socket that it closes."""
 
     def __init__(self, listener: socket.socket, respond: Respond) -> None:
@@ -133,9 +133,9 @@ class _Request(BaseHTTPRequestHandler):
             answer = self._respond(self.path.partition("?")[0], self.headers.get_all("Accept", []))
         except Exception:  # noqa: BLE001 - the server goes on
             _logger().exception("metrics.failed", path=self.path[:100])
-            answer = Answer(500, "text/plain; charset=utf-8", b"internal error: see the log\n")
+            answer = Reply(500, "text/plain; charset=utf-8", b"internal error: see the log\n")
         if answer is None:
-            answer = Answer(404, "text/plain; charset=utf-8", b"there are /metrics, /healthz and /readyz\n")
+            answer = Reply(404, "text/plain; charset=utf-8", b"there are /metrics, /healthz and /readyz\n")
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

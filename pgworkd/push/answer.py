@@ -26,7 +26,7 @@ DEAD = frozenset({400, 413, 415, 422, 501})
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
-class Ending(enum.Enum):
+class PushEnding(enum.Enum):
     """What becomes of the attempt."""
 
     COMPLETED = "completed"
@@ -54,7 +54,7 @@ class Verdict:
     `cause`, `message`: why it did not complete, as the type and the text of an error.
     """
 
-    ending: Ending
+    ending: PushEnding
     result: JsonText | None = None
     delay_s: float | None = None
     cause: str = ""
@@ -68,7 +68,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointAnswer:
     """An answer. `headers`: names in lower case; `is_whole` False: it is longer than what is read of one."""
 
     status: int
@@ -77,7 +77,7 @@ class Answer:
     is_whole: bool = True
 
 
-def verdict(answer: Answer, *, may_accept: bool, now: datetime | None = None) -> Verdict:
+def verdict(answer: EndpointAnswer, *, may_accept: bool, now: datetime | None = None) -> Verdict:
     """What an answer means; `may_accept`: 202 leaves the attempt to a callback."""
     said = answer.headers.get(OUTCOME, "").strip().lower()
     effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(answer.status, Effect.NONE)
@@ -85,33 +85,33 @@ def verdict(answer: Answer, *, may_accept: bool, now: datetime | None = None) ->
     delay_s = retry_after_s(answer.headers.get("retry-after", ""), now or datetime.now(UTC))
     if said and said not in _SAID:
         message = f"its header {OUTCOME} is {clean_text(said, 40)!r}: {', '.join(_SAID)} are known"
-        return Verdict(Ending.DEAD, cause="UnknownOutcome", message=message, effect=effect)
-    if ending is Ending.COMPLETED:
+        return Verdict(PushEnding.DEAD, cause="UnknownOutcome", message=message, effect=effect)
+    if ending is PushEnding.COMPLETED:
         return _completed(answer)
-    if ending is Ending.ACCEPTED:
+    if ending is PushEnding.ACCEPTED:
         return Verdict(ending)
     cause, message = described(answer)
-    return Verdict(ending, None, None if ending is Ending.DEAD else delay_s, cause, message, effect)
+    return Verdict(ending, None, None if ending is PushEnding.DEAD else delay_s, cause, message, effect)
 
 
 _SAID = {
-    "complete": Ending.COMPLETED,
-    "fail": Ending.FAILED,
-    "dead": Ending.DEAD,
-    "release": Ending.RELEASED,
+    "complete": PushEnding.COMPLETED,
+    "fail": PushEnding.FAILED,
+    "dead": PushEnding.DEAD,
+    "release": PushEnding.RELEASED,
 }
 
 
-def _of_status(status: int, *, may_accept: bool) -> Ending:
+def _of_status(status: int, *, may_accept: bool) -> PushEnding:
     if 200 <= status < 300:
-        return Ending.ACCEPTED if status == 202 and may_accept else Ending.COMPLETED
-    return Ending.DEAD if status in DEAD else Ending.FAILED
+        return PushEnding.ACCEPTED if status == 202 and may_accept else PushEnding.COMPLETED
+    return PushEnding.DEAD if status in DEAD else PushEnding.FAILED
 
 
-def _completed(answer: Answer) -> Verdict:
+def _completed(answer: EndpointAnswer) -> Verdict:
     """The work is done: an answer that cannot be stored must not have it done again."""
     if answer.status == 204 or not answer.content or not _is_json(answer.headers.get("content-type", "")):
-        return Verdict(Ending.COMPLETED)
+        return Verdict(PushEnding.COMPLETED)
     if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         said = f"the result is compressed ({clean_text(coding, 40)}), which was not asked for"
         return _unstorable(said)
@@ -125,11 +125,11 @@ def _completed(answer: Answer) -> Verdict:
         return _unstorable("the result is not UTF-8")
     except InvalidPayload as error:
         return _unstorable(str(error))
-    return Verdict(Ending.COMPLETED, None if result == "null" else result)
+    return Verdict(PushEnding.COMPLETED, None if result == "null" else result)
 
 
 def _unstorable(why: str) -> Verdict:
-    return Verdict(Ending.DEAD, cause="BadResult", message=f"{why}; the work is done")
+    return Verdict(PushEnding.DEAD, cause="BadResult", message=f"{why}; the work is done")
 
 
 def _is_json(content_type: str) -> bool:
@@ -142,7 +142,7 @@ def is_trouble(status: int) -> bool:
     return status in (408, 425, 429) or (status >= 500 and status not in DEAD)
 
 
-def described(answer: Answer) -> tuple[str, str]:
+def described(answer: EndpointAnswer) -> tuple[str, str]:
     """The status, and the beginning of what was said with it, each in one line."""
     said = " ".join(clean_text(answer.content.decode(errors="replace"), SNIPPET_BYTES).split())
     if 300 <= answer.status < 400 and "location" in answer.headers:

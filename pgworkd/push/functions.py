@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze
 from pgworkd.push import message, secrets
-from pgworkd.push.answer import Answer, Ending, Verdict, described, verdict
+from pgworkd.push.answer import EndpointAnswer, PushEnding, Verdict, described, verdict
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 from pgworkd.words.job import Job
@@ -66,7 +66,7 @@ class _Url:
         name = self._endpoint.secret_name
         return [] if name is None else secrets.read(name, self._secrets_dir)
 
-    async def post(self, content: bytes, **more: Any) -> Answer:
+    async def post(self, content: bytes, **more: Any) -> EndpointAnswer:
         """The answer; `more`: of `message.headers`. Raises NotDelivered or PerhapsDelivered.
 
         Each has a connection of its own: nobody tells a handler when its daemon ends, and to close those that it keeps.
@@ -100,7 +100,7 @@ class Push(_Url):
         except PerhapsDelivered as error:
             raise PushFailed(f"NoAnswer: {error}") from error
         found = verdict(answer, may_accept=False)
-        if found.ending is not Ending.COMPLETED:
+        if found.ending is not PushEnding.COMPLETED:
             raise _error(found)
         return found.result
 
@@ -136,15 +136,15 @@ class Webhook(_Url):
 
 
 def _error(found: Verdict) -> Exception:
-    if found.ending is Ending.RELEASED:
+    if found.ending is PushEnding.RELEASED:
         return Snooze(AGAIN_S if found.delay_s is None else found.delay_s)
-    if found.ending is Ending.DEAD:
+    if found.ending is PushEnding.DEAD:
         return PermanentError(found.summary)
     return PushFailed(found.summary) if found.delay_s is None else RetryAfter(found.delay_s, found.summary)
 
 
-def _sent(job: Job, deadline_s: float) -> message.Attempt:
-    return message.Attempt(
+def _sent(job: Job, deadline_s: float) -> message.PushedAttempt:
+    return message.PushedAttempt(
         id=job.id,
         queue=job.queue,
         kind=job.kind,

@@ -24,7 +24,7 @@ PASSED_ON = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class PushedAttempt:
     """What is sent of one attempt. `payload`, `meta`: as JSON text, so that numbers keep their digits.
 
     `deadline_s`: within this many seconds it must be answered, or counts as failed.
@@ -46,14 +46,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Callback:
+class CallbackOffer:
     """How the attempt may be ended later: `url` is followed by /complete, /fail, /release or /extend."""
 
     url: str
     timeout_s: float
 
 
-def body(attempt: Attempt, at: datetime, callback: Callback | None = None) -> bytes:
+def body(attempt: PushedAttempt, at: datetime, callback: CallbackOffer | None = None) -> bytes:
     """The JSON of a message. Its `id` is the job's, the same in each attempt."""
     data = {
         "id": str(attempt.id),

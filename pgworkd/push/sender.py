@@ -11,7 +11,7 @@ from urllib.parse import SplitResult
 import anyio
 import httpcore
 
-from pgworkd.push.answer import Answer
+from pgworkd.push.answer import EndpointAnswer
 from pgworkd.push.connections import Connections
 from pgworkd.push.guard import PORTS, AddressRefused, GuardedNetwork, Resolve, look_up
 from pgworkd.words.payload import BYTES_MAX, clean_text
@@ -45,7 +45,9 @@ class Sender:
         """Closes connections that have been idle for too long; to be called now and then."""
         await self._connections.sweep()
 
-    async def post(self, url: SplitResult, headers: Mapping[str, str], content: bytes, limit_s: float) -> Answer:
+    async def post(
+        self, url: SplitResult, headers: Mapping[str, str], content: bytes, limit_s: float
+    ) -> EndpointAnswer:
         """The answer, of which at most 1 MiB is read. Raises NotDelivered or PerhapsDelivered, after `limit_s` s too.
 
         `url`: of `guard.check_url`.
@@ -67,7 +69,7 @@ class Sender:
 
     async def _answer(
         self, url: SplitResult, headers: Mapping[str, str], content: bytes, extensions: dict[str, Any]
-    ) -> Answer:
+    ) -> EndpointAnswer:
         target = (url.path or "/") + (f"?{url.query}" if url.query else "")
         to = httpcore.URL(scheme=url.scheme, host=url.hostname or "", port=url.port or PORTS[url.scheme], target=target)
         named = {"host": url.netloc, "content-length": str(len(content)), **headers}
@@ -76,7 +78,7 @@ class Sender:
         async with self._connections.send(request) as answer:
             found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
             read, is_whole = await _read(answer)
-            return Answer(answer.status, found, read, is_whole)
+            return EndpointAnswer(answer.status, found, read, is_whole)
 
 
 async def _read(answer: httpcore.Response) -> tuple[bytes, bool]:

@@ -12,7 +12,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseUnavailable, LeaseLost
 from pgworkd.push.endpoint import Endpoint
-from pgworkd.push.message import Callback
+from pgworkd.push.message import CallbackOffer
 from pgworkd.words.assignment import sealed
 from pgworkd.words.events import Events
 from pgworkd.words.registration import Registration
@@ -31,7 +31,7 @@ class Callbacks:
         self._outage = Outage("callbacks", events_)
         self._standing: Registration | None = None
 
-    async def prepare(self, attempt: Attempt, endpoint: Endpoint) -> Callback:
+    async def prepare(self, attempt: Attempt, endpoint: Endpoint) -> CallbackOffer:
         """Passes the attempt to the standing worker; how it may be ended. Waits through outages.
 
         Raises LeaseLost if it is no longer ours.
@@ -51,7 +51,7 @@ class Callbacks:
             self._outage.passed()
             attempt.worker_id, attempt.handed_over = standing, True
             text = sealed(attempt.fence._replace(nonce=nonce))
-            return Callback(f"{self.address}{PATH}{text}", endpoint.callback_timeout_s)
+            return CallbackOffer(f"{self.address}{PATH}{text}", endpoint.callback_timeout_s)
 
     async def _standing_worker(self) -> Registration:
         if self._standing is None:

@@ -11,7 +11,7 @@ import anyio
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
-from pgworkd.engine.registry import CONCURRENCY_DEFAULT, App
+from pgworkd.engine.registry import CONCURRENCY_DEFAULT, Registry
 from pgworkd.engine.run.runner import Runner
 from pgworkd.errors import PgworkdError
 from pgworkd.push.sender import Sender
@@ -21,7 +21,7 @@ from pgworkd.push_daemon.routes import Routes, Target
 from pgworkd.push_daemon.runner import PushRunner
 
 
-class PushApp(App):
+class PushApp(Registry):
     """No handlers: the queues are those that have an endpoint, as far as this daemon is to serve them."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
 from pgworkd.push import message
-from pgworkd.push.answer import Answer, Effect, Ending, Verdict, is_trouble, retry_after_s, verdict
+from pgworkd.push.answer import Effect, EndpointAnswer, PushEnding, Verdict, is_trouble, retry_after_s, verdict
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered
 from pgworkd.push_daemon.callbacks import Callbacks
 from pgworkd.push_daemon.routes import Target
@@ -49,9 +49,9 @@ class Delivery:
         """Sends the attempt; its result. Raises NotDone."""
         target = self._target_of(attempt.queue)
         if target is None:  # it has lost its endpoint since the claim
-            raise NotDone(Verdict(Ending.RELEASED, message="its queue has no endpoint that can be used"))
+            raise NotDone(Verdict(PushEnding.RELEASED, message="its queue has no endpoint that can be used"))
         found = await self._sent(target, attempt)
-        if found.ending is Ending.COMPLETED:
+        if found.ending is PushEnding.COMPLETED:
             return found.result
         raise NotDone(found)
 
@@ -67,19 +67,19 @@ class Delivery:
             answer = await target.post(headers, content, endpoint.timeout_s)
         except NotDelivered as error:
             # It was not begun, so the only attempt of a job is still to come.
-            ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED
+            ending = PushEnding.RELEASED if attempt.claimed.max_attempts == 1 else PushEnding.FAILED
             found = Verdict(ending, cause="NotDelivered", message=str(error))
             await self._unanswered(target, found.message, latest)
         except PerhapsDelivered as error:
             # With a callback it is not known to have failed: the callback, or its absence, will tell.
-            found = Verdict(Ending.ACCEPTED if waits else Ending.FAILED, cause="NoAnswer", message=str(error))
+            found = Verdict(PushEnding.ACCEPTED if waits else PushEnding.FAILED, cause="NoAnswer", message=str(error))
             await self._unanswered(target, found.message, latest)
         else:
             found = verdict(answer, may_accept=waits)
             await self._judge(target, answer, found)
         return found
 
-    async def _judge(self, target: Target, answer: Answer, found: Verdict) -> None:
+    async def _judge(self, target: Target, answer: EndpointAnswer, found: Verdict) -> None:
         if found.effect is Effect.DISABLE:
             await self._disable(target, found)
         elif is_trouble(answer.status):
@@ -112,10 +112,10 @@ class Delivery:
                 self._events.emit(events.ENDPOINT_DISABLED, endpoint=name, reason=found.summary)
 
 
-def message_of(attempt: Attempt, deadline_s: float) -> message.Attempt:
+def message_of(attempt: Attempt, deadline_s: float) -> message.PushedAttempt:
     """What is sent of an attempt."""
     job = attempt.claimed
-    return message.Attempt(
+    return message.PushedAttempt(
         id=job.id,
         queue=attempt.queue,
         kind=job.kind,

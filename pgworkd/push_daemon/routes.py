@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pgworkd.database.endpoint_store import QUEUES_MAX, Route
+from pgworkd.database.endpoint_store import QUEUES_MAX, EndpointRoute
 from pgworkd.errors import UsageError
 from pgworkd.push import secrets
-from pgworkd.push.answer import Answer
+from pgworkd.push.answer import EndpointAnswer
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import Sender
 from pgworkd.words import events
@@ -37,7 +37,7 @@ class Target:
         self._pauses = 0
         self._paused_until = 0.0
 
-    async def post(self, headers: Mapping[str, str], content: bytes, limit_s: float) -> Answer:
+    async def post(self, headers: Mapping[str, str], content: bytes, limit_s: float) -> EndpointAnswer:
         """As `Sender.post`."""
         self._requests += 1
         try:
@@ -93,7 +93,7 @@ class Routes:
         self._by_name: dict[str, Target] = {}
         self._faults: dict[str, str] = {}
 
-    async def follow(self, routes: Sequence[Route]) -> bool:
+    async def follow(self, routes: Sequence[EndpointRoute]) -> bool:
         """Takes over what the database says now. True if other queues are served than before."""
         if len(routes) > QUEUES_MAX:
             self._report("", f"more than {QUEUES_MAX:,} queues have an endpoint: give each daemon some, with --queue")

@@ -7,11 +7,10 @@ from typing import Any
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler
 from pgworkd.engine.run.runner import Runner
-from pgworkd.push.answer import Ending
+from pgworkd.push.answer import PushEnding
 from pgworkd.push_daemon.delivery import Delivery, NotDone
 from pgworkd.words.error_report import ErrorFacts
-from pgworkd.words.job import Ending as JobEnding
-from pgworkd.words.job import Outcome, Reason
+from pgworkd.words.job import Ending, Outcome, Reason
 
 RELEASED_S_MIN = 1.0
 """A job that is given back waits at least this long: nothing counts how often that happens."""
@@ -32,21 +31,21 @@ class PushRunner(Runner):
 
     def _ended(self, reason: Reason, attempt: Attempt, handler: Handler) -> Outcome:
         if attempt.handed_over and reason is not Reason.CANCEL:
-            return Outcome(JobEnding.HANDED_OVER)  # the request may have been sent; a callback may end it
+            return Outcome(Ending.HANDED_OVER)  # the request may have been sent; a callback may end it
         return super()._ended(reason, attempt, handler)
 
     def _raised(self, error: BaseException, attempt: Attempt, handler: Handler) -> Outcome:
         if not isinstance(error, NotDone):
             return super()._raised(error, attempt, handler)
         ended = error.verdict
-        if ended.ending is Ending.ACCEPTED:
-            return Outcome(JobEnding.HANDED_OVER)
+        if ended.ending is PushEnding.ACCEPTED:
+            return Outcome(Ending.HANDED_OVER)
         delay_s = self._backoff_s(attempt, handler) if ended.delay_s is None else ended.delay_s
-        if ended.ending is Ending.RELEASED:
+        if ended.ending is PushEnding.RELEASED:
             delay_s = max(delay_s, RELEASED_S_MIN)
-            return Outcome(JobEnding.RELEASED, delay_s=delay_s, message=ended.summary, reason=ended.summary)
+            return Outcome(Ending.RELEASED, delay_s=delay_s, message=ended.summary, reason=ended.summary)
         facts = ErrorFacts(ended.cause, ended.message, "").redacted()
-        return self._failure(facts, delay_s, permanent=ended.ending is Ending.DEAD)
+        return self._failure(facts, delay_s, permanent=ended.ending is PushEnding.DEAD)
 
 
 class _EveryKind(dict[str, Handler]):

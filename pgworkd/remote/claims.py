@@ -14,7 +14,7 @@ from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words.assignment import sealed
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Reason
 
@@ -33,7 +33,7 @@ class Assigned(NamedTuple):
     """One attempt as it is given to a worker; `assignment`: what it settles by."""
 
     assignment: str
-    claimed: Claimed
+    claimed: ClaimedJob
     queue: str
     held: Fence
 

@@ -218,7 +218,7 @@ class RemotePool(ClaimLoop):
         chosen = self._next()
         if not chosen or self.paused or self.closed or not self._worker.may_claim:
             return None
-        wanted = [remote_store.Waiter(waiter.worker.id, most, waiter.lease_s) for waiter, most in chosen]
+        wanted = [remote_store.ClaimWaiter(waiter.worker.id, most, waiter.lease_s) for waiter, most in chosen]
         limit, self._may_find = sum(each.limit for each in wanted), False
         start, keyed, sent_at, notified_ago_s = self._leave()
         kinds, budgets = zip(*chosen[0][0].budgets, strict=True) if chosen[0][0].budgets else ((), ())

@@ -26,7 +26,7 @@ from pgworkd.remote.beats import Beats
 from pgworkd.remote.claims import RemoteClaims
 from pgworkd.remote.pool import IDLE_S, RemotePool
 from pgworkd.remote.queues import RemoteQueues
-from pgworkd.remote.settles import Ended, Settles
+from pgworkd.remote.settles import EndedAttempt, Settles
 from pgworkd.remote.watch import Watch
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
 from pgworkd.words import events
@@ -160,7 +160,7 @@ class RemoteService:
 
     # What has ended.
 
-    def _settled(self, ended: Sequence[Ended]) -> None:
+    def _settled(self, ended: Sequence[EndedAttempt]) -> None:
         """Counts attempts that have ended, and wakes whoever may go on."""
         now = anyio.current_time()
         counted: defaultdict[str, list[Attempt]] = defaultdict(list)

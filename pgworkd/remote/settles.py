@@ -43,7 +43,7 @@ class Settled(enum.Enum):
     """The same had been settled already: a repetition."""
 
 
-class Ended(NamedTuple):
+class EndedAttempt(NamedTuple):
     """An attempt that was settled. `attempt`: None if nothing is known of it; `status`: the job's new one."""
 
     attempt: Attempt | None
@@ -51,7 +51,7 @@ class Ended(NamedTuple):
     status: str
 
 
-class Answer(NamedTuple):
+class SettleAnswer(NamedTuple):
     """What became of a settle. `status`: the job's new one."""
 
     settled: Settled
@@ -78,14 +78,14 @@ class _Item:
         self.queue = "" if attempt is None else attempt.queue
         self.size = size_of(outcome)
         self.delays, self.outcome_unknown = 0, True  # the worker may have sent it before
-        self.answer: Answer | PgworkdError | None = None
+        self.answer: SettleAnswer | PgworkdError | None = None
 
     @property
     def started(self) -> float | None:
         """When it was claimed, as far as is known."""
         return None if self.attempt is None else self.attempt.started
 
-    def end(self, answer: Answer | PgworkdError) -> None:
+    def end(self, answer: SettleAnswer | PgworkdError) -> None:
         """Answers the caller."""
         self.answer = answer
         if self.call is not None:
@@ -107,14 +107,14 @@ class Settles:
         workers: RemoteWorkers,
         planner: Planner,
         tallies: Tallies,
-        on_settled: Callable[[Sequence[Ended]], None],
+        on_settled: Callable[[Sequence[EndedAttempt]], None],
     ) -> None:
         """`on_settled` gets those of each flush; `planner` knows which occurrences follow them."""
         self._store, self._workers = store, workers
         self._on_settled = on_settled
         self._loop = SettleLoop(store, planner, tallies.settle_s, self)
 
-    async def settle(self, fence: Fence, outcome: Outcome, patience_s: float = LOCKED_S) -> Answer:
+    async def settle(self, fence: Fence, outcome: Outcome, patience_s: float = LOCKED_S) -> SettleAnswer:
         """Settles one attempt; a locked row is tried again for `patience_s` seconds.
 
         Raises LeaseLost: it runs no more, and was not settled so; or the database's errors.
@@ -126,7 +126,7 @@ class Settles:
 
     async def settle_many(
         self, settles: Sequence[tuple[Fence, Outcome]], patience_s: float = LOCKED_S
-    ) -> list[Answer | PgworkdError]:
+    ) -> list[SettleAnswer | PgworkdError]:
         """The same for many at once, in their order, each for itself: its answer, or its error."""
         call = _Call(len(settles), patience_s)
         items = [self._put(fence, outcome, call) for fence, outcome in settles]
@@ -134,7 +134,7 @@ class Settles:
             await call.answered.wait()
         return [item.answer for item in items if item.answer is not None]
 
-    async def complete_on(self, connection: Any, fence: Fence, result: str | None) -> Callable[[], Answer] | None:
+    async def complete_on(self, connection: Any, fence: Fence, result: str | None) -> Callable[[], SettleAnswer] | None:
         """Completes a job in the transaction of a connection of the driver; None if the attempt runs no more.
 
         What it returns is to be called when the transaction has committed.
@@ -144,9 +144,9 @@ class Settles:
         if not await self._store.complete_on(connection, item, self._loop.following([item])):
             return None
 
-        def committed() -> Answer:
+        def committed() -> SettleAnswer:
             self.settled([item], {fence.job_id: "completed"}, {})
-            return Answer(Settled.NOW, "completed")
+            return SettleAnswer(Settled.NOW, "completed")
 
         return committed
 
@@ -210,12 +210,12 @@ class Settles:
 
     def settled(self, items: Sequence[_Item], statuses: Statuses, before: Statuses) -> None:
         """Answers whoever waits for them."""
-        ended = list[Ended]()
+        ended = list[EndedAttempt]()
         for item in items:
             self._workers.ended(item.fence)
             if (status := statuses.get(item.job_id)) is not None:
-                item.end(Answer(Settled.NOW, status))
-                ended.append(Ended(item.attempt, item.outcome, status))
+                item.end(SettleAnswer(Settled.NOW, status))
+                ended.append(EndedAttempt(item.attempt, item.outcome, status))
             else:
                 item.end(_judged(item, before.get(item.job_id)))
         self._on_settled(ended)
@@ -236,9 +236,9 @@ class Settles:
         return None
 
 
-def _judged(item: _Item, status: str | None) -> Answer | LeaseLost:
+def _judged(item: _Item, status: str | None) -> SettleAnswer | LeaseLost:
     """The answer for an attempt that does not run: it was settled before, in the same way or not."""
     if status is not None and status in _STATUSES[item.outcome.ending]:
-        return Answer(Settled.BEFORE, status)
+        return SettleAnswer(Settled.BEFORE, status)
     said = "that attempt has ended" if status is None else f"the job is {status}"
     return LeaseLost(f"attempt {item.fence.attempt} of job {item.job_id} runs no more here: {said}")

@@ -16,7 +16,7 @@ import anyio
 
 from pgworkd.database.endpoint_store import PUSH_WORKER
 from pgworkd.database.remote_store import ASSIGNMENTS, News, RemoteStore
-from pgworkd.database.remote_store import RemoteWorker as Stored
+from pgworkd.database.remote_store import StoredWorker as Stored
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import LeaseLost, UsageError, WorkerLost
 from pgworkd.words.assignment import is_sealed, parsed

@@ -39,7 +39,7 @@ _LOCKED = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayOptions:
+class GatewayAddress:
     """Where the gateway is. `url`: with the prefix under which it is mounted, if there is one.
 
     `limit_s`: how long a call may take, beside the time for which it asks to wait.
@@ -57,7 +57,7 @@ class GatewayOptions:
 class GatewayClient:
     """Calls one gateway, within one event loop."""
 
-    def __init__(self, options: GatewayOptions, limit_s: float | None = None) -> None:
+    def __init__(self, options: GatewayAddress, limit_s: float | None = None) -> None:
         """`limit_s`: in the place of that of the options."""
         self._options = options
         self._limit_s = limit_s or options.limit_s

@@ -19,9 +19,9 @@ from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.recurring import rules_of
 from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
-from pgworkd.engine.registry import App
+from pgworkd.engine.registry import Registry
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.remote_daemon.client import GatewayOptions
+from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.heartbeats import RemoteInstructions
 from pgworkd.remote_daemon.pool import LongPollPool
 from pgworkd.remote_daemon.store import GatewayStore
@@ -69,7 +69,7 @@ class RemoteMember:
         """True while the gateway answers: claims wait in it."""
         return self.worker.database_answers
 
-    async def register(self, app: App) -> float:
+    async def register(self, app: Registry) -> float:
         """As of `Membership`."""
         await self._store.declare(rules_of(app))
         return await self.worker.register()
@@ -125,7 +125,7 @@ class _NoPlanner:
 class RemoteDaemon(Daemon):
     """A daemon that works through a gateway. Of the options, those for its database have no effect."""
 
-    def __init__(self, app: App, options: DaemonOptions, gateway: GatewayOptions, **more: Any) -> None:
+    def __init__(self, app: Registry, options: DaemonOptions, gateway: GatewayAddress, **more: Any) -> None:
         """`more`: as for `Daemon`. Raises UsageError for an app with alerts."""
         if app.alert_rules:
             raise UsageError(f"app.alert {NO_DATABASE}")

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pgworkd.errors import WorkerLost
 from pgworkd.remote_daemon.assignments import Assignments
-from pgworkd.remote_daemon.client import GatewayClient, GatewayOptions
+from pgworkd.remote_daemon.client import GatewayAddress, GatewayClient
 from pgworkd.words.source import Instructions
 
 
@@ -26,7 +26,7 @@ class RemoteInstructions(Instructions):
 class GatewayHeartbeats:
     """One beat renews the lease and brings the instructions. Raises PgworkdError."""
 
-    def __init__(self, gateway: GatewayOptions, limit_s: float, held: Assignments) -> None:
+    def __init__(self, gateway: GatewayAddress, limit_s: float, held: Assignments) -> None:
         self._http = GatewayClient(gateway, limit_s)
         self._held = held
         self._answer: dict[str, Any] = {}

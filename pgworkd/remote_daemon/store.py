@@ -17,9 +17,9 @@ from uuid import UUID
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote_daemon.assignments import Assignments
-from pgworkd.remote_daemon.client import CONFLICT, GatewayClient, GatewayOptions, problem
+from pgworkd.remote_daemon.client import CONFLICT, GatewayAddress, GatewayClient, problem
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
-from pgworkd.words.claims import Claimed, ClaimOrder, Claims
+from pgworkd.words.claims import ClaimedJob, ClaimOrder, Claims
 from pgworkd.words.fence import Fence, Settlement, Settling
 from pgworkd.words.job import Ending, Outcome
 from pgworkd.words.registration import Registration
@@ -38,7 +38,7 @@ class GatewayStore:
 
     def __init__(
         self,
-        gateway: GatewayOptions,
+        gateway: GatewayAddress,
         slots: Callable[[], dict[str, int]],
         on_told: Callable[[str, Collection[tuple[UUID, int]]], None],
     ) -> None:
@@ -223,8 +223,8 @@ class GatewayStore:
                     raise
 
 
-def _claimed(job: dict[str, Any], deadline_s: float | None) -> Claimed:
-    return Claimed(
+def _claimed(job: dict[str, Any], deadline_s: float | None) -> ClaimedJob:
+    return ClaimedJob(
         UUID(job["id"]),
         job["kind"],
         str(job["payload"]),

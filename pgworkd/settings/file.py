@@ -21,7 +21,7 @@ CONCURRENCY_MAX = 10_000
 NAME_CHARS_MAX = 200
 
 
-class File(NamedTuple):
+class SettingsFile(NamedTuple):
     """The TOML file: its path, its table ({} if there is no file), and whether every user may read it."""
 
     path: str
@@ -29,7 +29,7 @@ class File(NamedTuple):
     is_public: bool = False
 
 
-def read_file() -> File:
+def read_file() -> SettingsFile:
     """Reads the file named by PGWORKD_CONFIG, or pgworkd.toml in the working directory if there is one.
 
     UsageError if PGWORKD_CONFIG names a file that does not exist, or if it is not a regular file, unreadable, larger
@@ -45,10 +45,10 @@ def read_file() -> File:
             problem = f"is larger than {FILE_BYTES_MAX:,} bytes: name a TOML file"
         else:
             table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-            return File(str(path), table, bool(found.st_mode & stat.S_IROTH))
+            return SettingsFile(str(path), table, bool(found.st_mode & stat.S_IROTH))
     except FileNotFoundError:
         if not given:
-            return File(str(path), {})
+            return SettingsFile(str(path), {})
         problem = f"does not exist: correct or unset {PREFIX}CONFIG"
     except OSError as error:
         problem = f"cannot be read ({error.strerror}): check the path and its permissions"

@@ -21,7 +21,7 @@ PERIOD_S_MIN = 0.001
 _INT4_MAX = 2**31 - 1
 
 
-class Bounds(NamedTuple):
+class NumberBounds(NamedTuple):
     """The allowed range of a number."""
 
     low: float
@@ -32,9 +32,9 @@ class Bounds(NamedTuple):
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:.10g} to {self.high:.10g}"
 
 
-_LIMIT, _PERIOD = Bounds(1, LIMIT_MAX, whole=True), Bounds(PERIOD_S_MIN, DELAY_S_MAX, whole=False)
+_LIMIT, _PERIOD = NumberBounds(1, LIMIT_MAX, whole=True), NumberBounds(PERIOD_S_MIN, DELAY_S_MAX, whole=False)
 BOUNDS = {
-    "concurrency": Bounds(1, CONCURRENCY_MAX, whole=True),
+    "concurrency": NumberBounds(1, CONCURRENCY_MAX, whole=True),
     "max_running": _LIMIT,
     "limit_per_key": _LIMIT,
     "rate": _LIMIT,
@@ -43,11 +43,11 @@ BOUNDS = {
     "rate_per_key": _LIMIT,
     "rate_per_key_period_s": _PERIOD,
     "rate_per_key_burst": _LIMIT,
-    "keep_s": Bounds(0, _INT4_MAX, whole=True),
-    "backoff_s": Bounds(0, DELAY_S_MAX, whole=False),
-    "backoff_factor": Bounds(1, 1000, whole=False),
-    "backoff_cap_s": Bounds(0, DELAY_S_MAX, whole=False),
-    "max_losses": Bounds(1, 1000, whole=True),
+    "keep_s": NumberBounds(0, _INT4_MAX, whole=True),
+    "backoff_s": NumberBounds(0, DELAY_S_MAX, whole=False),
+    "backoff_factor": NumberBounds(1, 1000, whole=False),
+    "backoff_cap_s": NumberBounds(0, DELAY_S_MAX, whole=False),
+    "max_losses": NumberBounds(1, 1000, whole=True),
 }
 """Every numeric setting, by the name of its column."""
 NAMES = (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 
-class Claimed(NamedTuple):
+class ClaimedJob(NamedTuple):
     """One claimed attempt. Instants are seconds since the epoch. `payload` None: fetch it with `payloads()`."""
 
     id: UUID
@@ -33,11 +33,11 @@ class Claimed(NamedTuple):
         return self.losses > 1
 
 
-_claimed: Callable[[Iterable[Any]], Claimed] = functools.partial(tuple.__new__, Claimed)
+_claimed: Callable[[Iterable[Any]], ClaimedJob] = functools.partial(tuple.__new__, ClaimedJob)
 """`Claimed._make` without its check of the length, for speed."""
 
 
-class Claims(list[Claimed]):
+class Claims(list[ClaimedJob]):
     """The attempts that a claim took, in claim order."""
 
     again_s: float | None = None
@@ -52,7 +52,7 @@ class Claims(list[Claimed]):
         """Reads a result. Rows without an id come last: `again_s` and `places` (as `payload`), and `passed`."""
         if not rows or rows[-1][0] is not None:
             return cls(map(_claimed, rows))
-        extra = [Claimed._make(row) for row in rows if row[0] is None]
+        extra = [ClaimedJob._make(row) for row in rows if row[0] is None]
         claims = cls(map(_claimed, rows[: -len(extra)]))
         claims.again_s, claims.places = extra[0].created_at, extra[0].payload
         claims.passed = [(row.priority, row.run_at) for row in extra if row.run_at is not None]

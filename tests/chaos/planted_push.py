@@ -39,8 +39,8 @@ BUGS = (
     python(
         "a request that was not sent is the only attempt",
         "push_daemon/delivery",
-        "ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED",
-        "ending = Ending.FAILED",
+        "ending = PushEnding.RELEASED if attempt.claimed.max_attempts == 1 else PushEnding.FAILED",
+        "ending = PushEnding.FAILED",
         tests=_DAEMON,
     ),
     python(
@@ -88,8 +88,8 @@ BUGS = (
     python(
         "a request that breaks off waits for no callback",
         "push_daemon/delivery",
-        "Verdict(Ending.ACCEPTED if waits else Ending.FAILED,",
-        "Verdict(Ending.FAILED,",
+        "Verdict(PushEnding.ACCEPTED if waits else PushEnding.FAILED,",
+        "Verdict(PushEnding.FAILED,",
         tests=_CALLBACKS,
     ),
     python(

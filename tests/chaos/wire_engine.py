@@ -14,7 +14,7 @@ from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.tallies import Tallies
-from pgworkd.words.claims import Claimed, ClaimOrder
+from pgworkd.words.claims import ClaimedJob, ClaimOrder
 from pgworkd.words.events import Events
 from pgworkd.words.fence import Fence
 from pgworkd.words.source import Instructions
@@ -48,7 +48,7 @@ class Engine(Operation):
         self.in_flight.add([held])
         return held
 
-    async def claim_until_it_comes(self) -> Claimed:
+    async def claim_until_it_comes(self) -> ClaimedJob:
         """Claims like the pool, while maintenance releases orphaned attempts."""
         maintenance = Maintenance(
             *(self.store, Recurring(self.store, self.events), self.in_flight, self, self.events, Periods()),
@@ -82,7 +82,7 @@ class Claim(Engine):
 
     async def attempt(self) -> Told:
         self.missed = 0
-        self.claimed: Claimed | None = None
+        self.claimed: ClaimedJob | None = None
 
         async def claim() -> None:
             self.claimed = (await self.store.claim(self.order()))[0]

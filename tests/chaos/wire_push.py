@@ -6,7 +6,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 from pgworkd.database.endpoint_store import EndpointStore
-from pgworkd.database.remote_store import RemoteStore, Waiter
+from pgworkd.database.remote_store import ClaimWaiter, RemoteStore
 from pgworkd.words.assignment import sealed
 from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence
@@ -28,7 +28,7 @@ class HandOver(Operation):
         self.aside = EndpointStore(self.scene.aside.options)
         worker = await self.remote.register("a", "v", 30)
         job = await insert(self.db, self.queue)
-        await self.remote.claim_for([Waiter(worker, 1, None)], ClaimOrder(0, self.queue, 0), worker, uuid4())
+        await self.remote.claim_for([ClaimWaiter(worker, 1, None)], ClaimOrder(0, self.queue, 0), worker, uuid4())
         self.standing = await self.aside.standing_worker()
         self.held, self.nonce = Fence(job, 1, int(worker)), uuid4()
 
@@ -120,7 +120,9 @@ class _Callback(OfWorker):
     async def _claim(self, store: RemoteStore) -> list[str]:
         endpoints = EndpointStore(self.scene.aside.options)
         standing, nonce = await endpoints.standing_worker(), uuid4()
-        found = await store.claim_for([Waiter(self.worker, 1, None)], ClaimOrder(0, self.queue, 0), self.worker, nonce)
+        found = await store.claim_for(
+            [ClaimWaiter(self.worker, 1, None)], ClaimOrder(0, self.queue, 0), self.worker, nonce
+        )
         for each in found.claims:
             assert await endpoints.hand_over(Fence(each.id, 1, int(self.worker)), standing, 60.0, nonce)
         await endpoints.close()

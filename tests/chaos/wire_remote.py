@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 from uuid import UUID, uuid4
 
-from pgworkd.database.remote_store import RENEWED, RemoteStore, Waiter
+from pgworkd.database.remote_store import RENEWED, ClaimWaiter, RemoteStore
 from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence
 from pgworkd.words.registration import Registration
@@ -35,7 +35,7 @@ class Remote(Operation):
     async def claim(self, store: RemoteStore, worker: Registration) -> Fence:
         """The job, for that worker."""
         standing, nonce = await self.aside.standing_worker(), uuid4()
-        waiter = Waiter(worker, 1, self.lease_s)
+        waiter = ClaimWaiter(worker, 1, self.lease_s)
         found = await store.claim_for([waiter], ClaimOrder(0, self.queue, 0), standing, nonce)
         runs_under = worker if self.lease_s is None else standing
         own = None if self.lease_s is None else nonce

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from pgworkd.database.remote_store import RemoteStore, Waiter
+from pgworkd.database.remote_store import ClaimWaiter, RemoteStore
 from pgworkd.words.assignment import sealed
 from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence
@@ -69,7 +69,7 @@ class OfWorker(Service):
     async def _claim(self, store: RemoteStore) -> list[str]:
         standing, nonce = await store.standing_worker(), uuid4()
         order = ClaimOrder(0, self.queue, 0)
-        found = await store.claim_for([Waiter(self.worker, self.jobs, self.lease_s)], order, standing, nonce)
+        found = await store.claim_for([ClaimWaiter(self.worker, self.jobs, self.lease_s)], order, standing, nonce)
         under = self.worker if self.lease_s is None else standing
         own = None if self.lease_s is None else nonce
         return [sealed(Fence(each.id, 1, under, under.token, own)) for each in found.claims]

@@ -26,7 +26,7 @@ from pgworkd.fleet.supervisor import Supervisor
 from pgworkd.http.app import Application
 from pgworkd.http.request.gateway import Gateway
 from pgworkd.remote_daemon.assignments import Assignments
-from pgworkd.remote_daemon.client import GatewayOptions
+from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.settings.config import load
 from pgworkd.words import events as names
@@ -218,7 +218,7 @@ def test_every_program_reads_the_setting(
 
 async def test_a_gateway_of_any_release_takes_the_beats_of_a_blocked_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones know two states, and would refuse the renewal of a lease with another."""
-    beats, states = GatewayHeartbeats(GatewayOptions("http://127.0.0.1:1", "pgw_x"), 1.0, Assignments()), list[str]()
+    beats, states = GatewayHeartbeats(GatewayAddress("http://127.0.0.1:1", "pgw_x"), 1.0, Assignments()), list[str]()
 
     async def call(_method: str, _path: str, body: Any, **_: Any) -> None:
         states.append(body["state"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin.queries import Server
+from pgworkd.admin.queries import ServerFacts
 from pgworkd.cli.doctor import _judge_clock, _judge_notifications, _judge_server
 from tests.kits.cli import WORKER, Shell, clean, run_bare, shell
 
@@ -133,9 +133,9 @@ def test_doctor_reports_clock_skew(skew_s: float, level: str) -> None:
 
 
 def test_servers_and_notifications_are_checked() -> None:
-    assert _judge_server(Server("13.9", 130009, read_only=False, clock_s=0))[0].level == "bad"
-    assert _judge_server(Server("19.0", 190000, read_only=False, clock_s=0))[0].level == "warn"
-    assert _judge_server(Server("17.0", 170000, read_only=True, clock_s=0))[1].level == "bad"
+    assert _judge_server(ServerFacts("13.9", 130009, read_only=False, clock_s=0))[0].level == "bad"
+    assert _judge_server(ServerFacts("19.0", 190000, read_only=False, clock_s=0))[0].level == "warn"
+    assert _judge_server(ServerFacts("17.0", 170000, read_only=True, clock_s=0))[1].level == "bad"
     assert [_judge_notifications(filled).level for filled in (0.0, 0.2, 0.9)] == ["ok", "warn", "bad"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.admin.queries import Job
+from pgworkd.admin.queries import JobDetails
 from pgworkd.cli import output
 from pgworkd.cli.jobs import _print_job
 from tests.kits.cli import Shell, clean, invoke, shell
@@ -113,9 +113,9 @@ def test_any_text_in_a_table_is_one_row(printed: Any, terminal: bool, texts: lis
 @examples(50)
 @given(text=st.text())
 def test_any_text_in_a_job_stays_in_its_field(printed: Any, text: str) -> None:
-    fields = dict.fromkeys(Job._fields, text)
+    fields = dict.fromkeys(JobDetails._fields, text)
     errors = [{"type": text, "message": text, "traceback": text, "worker": text}]
-    said = printed(_print_job, Job(**fields), fields | {"errors": errors})
+    said = printed(_print_job, JobDetails(**fields), fields | {"errors": errors})
     assert FORBIDDEN.isdisjoint(said)
     said.encode()
     assert json.loads(printed(output.as_json, fields)) == fields

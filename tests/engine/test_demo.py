@@ -21,7 +21,7 @@ import asyncpg
 import pytest
 
 from pgworkd.demo import demo, jobs
-from pgworkd.demo.view import Tally, differences, verdict
+from pgworkd.demo.view import DemoTally, differences, verdict
 from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
@@ -206,7 +206,7 @@ def test_a_server_that_does_not_start_is_reported_in_one_line(
 async def test_jobs_that_the_daemon_does_not_report_are_detected(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Tally, "__call__", lambda *_: None)
+    monkeypatch.setattr(DemoTally, "__call__", lambda *_: None)
     monkeypatch.setattr(demo, "DRAIN_S", 0.0)
     (tmp_path / "text").write_text("some text")
     assert await demo.Demo(dsn, [tmp_path / "text"], 2.0).run() == 1

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pgworkd.demo import demo, jobs
-from pgworkd.demo.view import Tally, live_view, queue_table
+from pgworkd.demo.view import DemoTally, live_view, queue_table
 from pgworkd.errors import PermanentError
 
 
@@ -49,7 +49,7 @@ def test_invalid_bytes_are_no_error(tmp_path: Path) -> None:
 
 
 async def test_events_are_counted_by_queue() -> None:
-    tally = Tally()
+    tally = DemoTally()
     facts = {"queue": "ocr", "kind": "ocr", "attempt": 1, "error": "late", "status": "failed", "duration_s": 0.1}
     for name in ("job.started", "job.completed", "job.failed", "job.lost", "job.dead", "daemon.ready"):
         tally(name, facts)
@@ -59,7 +59,7 @@ async def test_events_are_counted_by_queue() -> None:
 
 
 async def test_displayed_text_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    tally = Tally()
+    tally = DemoTally()
     tally("job.failed", {"queue": "\x1b[2J", "kind": "\x1b]0;x\x07", "attempt": 1, "error": "line\nbreak"})
     assert tally.latest[0].isprintable()
     assert tally.retries == {"\x1b[2J": 1}

@@ -13,7 +13,7 @@ import asyncpg
 
 from pgworkd import App, Job
 from pgworkd.admin import Admin
-from pgworkd.admin.jobs import JobFilter
+from pgworkd.admin.jobs import JobSelection
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits.daemon import insert, running, until, waits_for_status
 
@@ -40,7 +40,7 @@ async def cancel_all(dsn: str) -> dict[UUID, str]:
     async with Admin(ConnectionOptions(dsn, by="ann@desk")) as admin:
         last = None
         while True:
-            found = await admin.jobs.matching("cancel", JobFilter(queue="q"), last, 100)
+            found = await admin.jobs.matching("cancel", JobSelection(queue="q"), last, 100)
             if found.ids:
                 outcomes = await admin.jobs.cancel(list(found.ids))
                 assert not outcomes.keys() & answers.keys(), "a job was matched twice"

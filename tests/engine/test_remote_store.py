@@ -16,10 +16,10 @@ from pgworkd.database.remote_store import (
     LOST,
     RENEWED,
     Beat,
-    RemoteClaims,
+    ClaimsForWorkers,
+    ClaimWaiter,
     RemoteStore,
-    RemoteWorker,
-    Waiter,
+    StoredWorker,
 )
 from pgworkd.words.claims import ClaimOrder
 from pgworkd.words.fence import Fence, Settlement
@@ -39,13 +39,13 @@ async def store(dsn: str) -> AsyncIterator[RemoteStore]:
     await opened.close()
 
 
-async def _claimed(store: RemoteStore, *waiters: Waiter) -> RemoteClaims:
+async def _claimed(store: RemoteStore, *waiters: ClaimWaiter) -> ClaimsForWorkers:
     return await store.claim_for(
         waiters, ClaimOrder(0, "q", 0, places="{}"), await store.standing_worker(), uuid.uuid4()
     )
 
 
-def _held(claims: RemoteClaims, workers: dict[int, Registration]) -> list[Fence]:
+def _held(claims: ClaimsForWorkers, workers: dict[int, Registration]) -> list[Fence]:
     return [
         Fence(claim.id, claim.attempt, worker, workers[worker].token)
         for claim, worker in zip(claims.claims, claims.workers, strict=True)
@@ -55,7 +55,7 @@ def _held(claims: RemoteClaims, workers: dict[int, Registration]) -> list[Fence]
 async def test_each_settle_ends_only_what_runs_under_its_worker(store: RemoteStore, db: Db) -> None:
     a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
     ids = await insert(db, 8, payload='{"n": 12345678901234567890}')
-    claims = await _claimed(store, Waiter(a, 4), Waiter(b, 4))
+    claims = await _claimed(store, ClaimWaiter(a, 4), ClaimWaiter(b, 4))
     assert ([each.id for each in claims.claims], claims.workers, claims.lost) == (ids, [a] * 4 + [b] * 4, [])
     assert claims.claims[0].payload == '{"n": 12345678901234567890}', "no number goes through a float"
     held = _held(claims, {a: a, b: b})
@@ -98,7 +98,7 @@ async def test_a_locked_job_holds_up_no_settle_of_others(
 ) -> None:
     a = await store.register("a", "v", 30)
     ids = await insert(db, 3)
-    held = _held(await _claimed(store, Waiter(a, 3)), {a: a})
+    held = _held(await _claimed(store, ClaimWaiter(a, 3)), {a: a})
     other = await asyncpg.connect(dsn)
     try:
         await other.execute("BEGIN")
@@ -113,7 +113,7 @@ async def test_a_lease_of_its_own_is_extended_and_settled_under_the_standing_wor
     a, standing = await store.register("a", "v", 30), await store.standing_worker()
     ids = await insert(db, 2)
     nonce = uuid.uuid4()
-    claims = await store.claim_for([Waiter(a, 1, 60.0), Waiter(a, 1)], ClaimOrder(0, "q", 0), standing, nonce)
+    claims = await store.claim_for([ClaimWaiter(a, 1, 60.0), ClaimWaiter(a, 1)], ClaimOrder(0, "q", 0), standing, nonce)
     assert claims.workers == [a, a], "whoever asked; the attempt runs under another"
     own = Fence(ids[0], 1, standing, standing.token, nonce)
     mine = Fence(ids[1], 1, a, a.token)
@@ -144,7 +144,7 @@ async def test_beats_of_many_are_one_call_and_say_what_became_of_each(store: Rem
     assert LOCKED not in {each.outcome for each in beats}
     await store.set_slots(fine, {"q": 3, "r": 1})
     found = await store.worker(fine)
-    assert found == RemoteWorker(fine, "a", 10, None, {"q": 3, "r": 1})
+    assert found == StoredWorker(fine, "a", 10, None, {"q": 3, "r": 1})
     assert token_of(found.registration) == fine.token
     assert await store.worker(gone) is None
 
@@ -152,7 +152,7 @@ async def test_beats_of_many_are_one_call_and_say_what_became_of_each(store: Rem
 async def test_cancels_of_several_workers_come_together(store: RemoteStore, db: Db) -> None:
     a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
     ids = await insert(db, 4)
-    await _claimed(store, Waiter(a, 2), Waiter(b, 2))
+    await _claimed(store, ClaimWaiter(a, 2), ClaimWaiter(b, 2))
     await cancel(db, ids[1], ids[2])
     news = await store.news([a, b])
     assert (sorted(news.cancels), news.gone) == ([(a, ids[1], 1), (b, ids[2], 1)], [])
@@ -164,7 +164,7 @@ async def test_cancels_of_several_workers_come_together(store: RemoteStore, db: 
 async def test_what_workers_run_is_counted_by_queue(store: RemoteStore, db: Db) -> None:
     a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
     ids = await insert(db, 3)
-    await _claimed(store, Waiter(a, 2), Waiter(b, 1))
+    await _claimed(store, ClaimWaiter(a, 2), ClaimWaiter(b, 1))
     found = await store.attempts_of([a, b])
     assert sorted(found) == sorted((w, i, 1, "q") for w, i in zip((a, a, b), ids, strict=True))
     for worker, slots in ((a, {"q": 2, "other": 1}), (b, {"q": 7})):
@@ -177,7 +177,7 @@ async def test_a_failure_without_a_delay_has_that_of_the_queue(store: RemoteStor
     await db.execute("INSERT INTO pgworkd.queues (name, backoff_s, backoff_factor) VALUES ('q', 1000, 3)")
     a = await store.register("a", "v", 30)
     await insert(db, 2)
-    held = _held(await _claimed(store, Waiter(a, 2)), {a: a})
+    held = _held(await _claimed(store, ClaimWaiter(a, 2)), {a: a})
     for each, delay_s, skip in zip(held, (None, 7.0), (False, True), strict=True):
         assert await settle(store, failed(delay_s), each, skip_locked=skip) == {each.job_id: "failed"}
     sql = "SELECT extract(epoch FROM run_at - pgworkd.clock())::float8 FROM pgworkd.jobs ORDER BY id"
@@ -189,7 +189,7 @@ async def test_a_failure_without_a_delay_has_that_of_the_queue(store: RemoteStor
 async def test_progress_is_stored_for_what_still_runs(store: RemoteStore, db: Db) -> None:
     a = await store.register("a", "v", 30)
     await insert(db, 2)
-    one, two = _held(await _claimed(store, Waiter(a, 2)), {a: a})
+    one, two = _held(await _claimed(store, ClaimWaiter(a, 2)), {a: a})
     await store.report_progress([one, two._replace(attempt=9)], [0.5, 0.7], ["half", "no"])
     rows = await db.fetch("SELECT job_id, done, message FROM pgworkd.progress")
     assert [tuple(row) for row in rows] == [(one.job_id, 0.5, "half")]
@@ -199,7 +199,7 @@ async def test_who_was_presumed_dead_is_named(store: RemoteStore, db: Db) -> Non
     a, b = await store.register("a", "v", 30), await store.register("b", "v", 30)
     job_id = await one(db)
     await db.execute("UPDATE pgworkd.workers SET lost_at = now() WHERE id = $1", a)
-    claims = await _claimed(store, Waiter(a, 1), Waiter(b, 1))
+    claims = await _claimed(store, ClaimWaiter(a, 1), ClaimWaiter(b, 1))
     assert (claims.lost, claims.workers, [each.id for each in claims.claims]) == ([a], [b], [job_id])
     assert (await live(db, job_id))["worker_id"] == b
 
@@ -207,6 +207,6 @@ async def test_who_was_presumed_dead_is_named(store: RemoteStore, db: Db) -> Non
 async def test_the_places_of_keyed_claims_come_back(store: RemoteStore, db: Db) -> None:
     a = await store.register("a", "v", 30)
     await insert(db, 3, limit_key="k")
-    claims = await _claimed(store, Waiter(a, 2))
+    claims = await _claimed(store, ClaimWaiter(a, 2))
     assert len(claims.claims) == 2
     assert claims.claims.places not in (None, "{}")

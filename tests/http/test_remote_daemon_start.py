@@ -10,7 +10,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.errors import UsageError
-from pgworkd.remote_daemon.client import GatewayOptions
+from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.daemon import RemoteDaemon
 from pgworkd.words import events
 from tests.kits.daemon import Recorder, quick_options, running
@@ -22,7 +22,7 @@ def test_an_app_with_alerts_is_refused(dsn: str) -> None:
     app = App()
     app.alert(to="ops@example.com")
     with pytest.raises(UsageError, match=r"app\.alert needs the database"):
-        RemoteDaemon(app, quick_options("postgresql://"), GatewayOptions("http://127.0.0.1:1", "pgw_x"))
+        RemoteDaemon(app, quick_options("postgresql://"), GatewayAddress("http://127.0.0.1:1", "pgw_x"))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ async def test_a_token_that_does_not_allow_it_is_waited_for_and_leaves_no_worker
 
     secret = await token(dsn, scopes)
     with served(dsn) as (_, url):
-        daemon = RemoteDaemon(app, quick_options("postgresql://", lease_s=10.0), GatewayOptions(url + "/", secret))
+        daemon = RemoteDaemon(app, quick_options("postgresql://", lease_s=10.0), GatewayAddress(url + "/", secret))
         seen = Recorder()
         daemon.events.listen(seen)
         async with anyio.create_task_group() as tasks:
@@ -65,7 +65,7 @@ async def test_a_gateway_that_is_not_there_is_waited_for_and_a_stop_is_obeyed(ds
     async def handle() -> None:
         return None
 
-    daemon = RemoteDaemon(app, quick_options("postgresql://"), GatewayOptions("http://127.0.0.1:1", "pgw_x"))
+    daemon = RemoteDaemon(app, quick_options("postgresql://"), GatewayAddress("http://127.0.0.1:1", "pgw_x"))
     seen = Recorder()
     daemon.events.listen(seen)
     async with anyio.create_task_group() as tasks:

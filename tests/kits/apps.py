@@ -23,7 +23,7 @@ from pgworkd.engine.claim import pool
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import Handler
 from pgworkd.words import events
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 from tests.kits.daemon import Recorder, cancel, insert, running, until, waits_for_status
 
 
@@ -310,9 +310,9 @@ def cancel_this_task() -> None:
 # Attempts without an app
 
 
-def claimed(job_id: UUID, attempt: int = 1) -> Claimed:
+def claimed(job_id: UUID, attempt: int = 1) -> ClaimedJob:
     """A row as the claim returns it; only id and attempt matter here."""
-    return Claimed(
+    return ClaimedJob(
         id=job_id,
         kind="k",
         payload="{}",

@@ -18,7 +18,7 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayOptions
+from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayAddress
 from pgworkd.remote_daemon.daemon import RemoteDaemon
 
 _TEXTS = ("queue", "payload", "kind", "dedupe_key", "serialize_key", "limit_key", "meta")
@@ -92,7 +92,7 @@ def made(app: App, options: DaemonOptions, **more: Any) -> Daemon:
         return Daemon(app, options, **more)
     url, token = os.environ[REMOTE].split()
     name = f"{options.worker_name} lease {options.lease_s}"
-    gateway = GatewayOptions(url, token, options.connection.command_timeout_s)
+    gateway = GatewayAddress(url, token, options.connection.command_timeout_s)
     times = dataclasses.replace(options.connection, dsn="postgresql://")
     daemon = RemoteDaemon(app, dataclasses.replace(options, worker_name=name, connection=times), gateway, **more)
     register = daemon._store.register

@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from pgworkd.push.message import Attempt, Callback, body, headers
+from pgworkd.push.message import CallbackOffer, PushedAttempt, body, headers
 from pgworkd.words.json_text import JsonText
 
 SECRETS = [bytes(range(24)), bytes(range(1, 65))]
-ATTEMPT = Attempt(
+ATTEMPT = PushedAttempt(
     id=UUID("019a0000-0000-7000-8000-000000000001"),
     queue="mail",
     kind="send",
@@ -40,7 +40,7 @@ def verifies(secret: bytes, content: bytes, found: dict[str, str]) -> Any:
 
 def test_a_body_has_the_job_and_its_digits() -> None:
     at = datetime(2026, 1, 1, 0, 0, 2, tzinfo=UTC)
-    content = body(ATTEMPT, at, Callback("https://jobs.example.com/v1/assignments/a1", 300.0))
+    content = body(ATTEMPT, at, CallbackOffer("https://jobs.example.com/v1/assignments/a1", 300.0))
     assert b'"payload":{"id": 123456789012345678901234567890, "price": 1.10,' in content
     value = json.loads(content)
     assert (value["type"], value["timestamp"]) == ("job.run", "2026-01-01T00:00:02Z")

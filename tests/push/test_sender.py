@@ -16,7 +16,7 @@ import httpcore
 import pytest
 import trustme
 
-from pgworkd.push.answer import Answer, Ending, verdict
+from pgworkd.push.answer import EndpointAnswer, PushEnding, verdict
 from pgworkd.push.guard import check_url
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 from tests.kits.downstream import OK, Downstream, Writer, serving
@@ -35,7 +35,7 @@ async def sending(**options: Any) -> AsyncIterator[Sender]:
 
 async def post(
     sender: Sender, port: int, limit_s: float = 5.0, *, scheme: str = "http", host: str = "127.0.0.1", **headers: str
-) -> Answer:
+) -> EndpointAnswer:
     """Posts a little JSON."""
     return await sender.post(check_url(f"{scheme}://{host}:{port}/in?a=b", allow_private=True), headers, b"{}", limit_s)
 
@@ -62,7 +62,7 @@ async def test_no_redirect_is_followed_no_cookie_kept_no_proxy_used(monkeypatch:
             async with serving(Downstream(moved.encode() + b"Content-Length: 0\r\n\r\n")) as down:
                 for _ in range(2):
                     answer = await post(sender, down.port)
-                    assert verdict(answer, may_accept=True).ending is Ending.FAILED
+                    assert verdict(answer, may_accept=True).ending is PushEnding.FAILED
                 assert b"cookie" not in b"".join(down.requests).lower()
         assert other.requests == []
 
@@ -81,7 +81,7 @@ async def test_of_an_answer_a_mebibyte_is_read() -> None:
         answer = await post(sender, down.port, 30)
         assert (len(answer.content), answer.is_whole) == (2**20, False)
         assert time.monotonic() - began < 10
-        assert verdict(answer, may_accept=False).ending is Ending.DEAD
+        assert verdict(answer, may_accept=False).ending is PushEnding.DEAD
 
 
 async def test_an_answer_of_zeros_is_not_unpacked() -> None:
@@ -117,7 +117,7 @@ async def test_what_takes_too_long_may_have_been_done(act: Callable[[Writer], Aw
         assert (await _again(sender)).status == 200, "the sender is as good as before"
 
 
-async def _again(sender: Sender) -> Answer:
+async def _again(sender: Sender) -> EndpointAnswer:
     async with serving(Downstream()) as down:
         return await post(sender, down.port)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from pgworkd.errors import DatabaseBusy, WorkerLost
-from pgworkd.words.claims import Claimed, ClaimOrder, Claims
+from pgworkd.words.claims import ClaimedJob, ClaimOrder, Claims
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Ending, Outcome
 
@@ -47,7 +47,7 @@ class Row:
     def is_over(self) -> bool:
         return self.status in ("completed", "dead", "cancelled")
 
-    def claimed(self) -> Claimed:
+    def claimed(self) -> ClaimedJob:
         columns = (
             self.id,
             self.queue,
@@ -58,7 +58,7 @@ class Row:
             self.timeout_s,
             self.priority,
         )
-        return Claimed(*columns, self.losses, self.run_at, self.run_at, None, None, None)
+        return ClaimedJob(*columns, self.losses, self.run_at, self.run_at, None, None, None)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import asyncpg
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.remote_daemon import store as gateway_store
-from pgworkd.remote_daemon.client import GatewayOptions
+from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.store import GatewayStore
 from pgworkd.words.claims import ClaimOrder, Claims
 from tests.kits.verbs import insert
@@ -125,7 +125,7 @@ def behind_a_gateway(db: asyncpg.Connection[Any], dsn: str, url: str, token: str
         """The instructions say so, too."""
 
     place = InDatabase(db, dsn, None)
-    gateway = GatewayOptions(url, token, LIMIT_S)
+    gateway = GatewayAddress(url, token, LIMIT_S)
     place.source = GatewayStore(gateway, lambda: {place.queue: SLOTS}, told)
     return place
 

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from pgworkd.errors import WorkerLost
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 from pgworkd.words.fence import Fence
 from pgworkd.words.job import Ending, Outcome
 from tests.kits import gateway
@@ -54,24 +54,26 @@ async def place(source: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Asy
     db.terminate()
 
 
-async def _settle(place: Place, worker: int, jobs: Sequence[Claimed], outcome: Outcome, **how: bool) -> dict[UUID, str]:
+async def _settle(
+    place: Place, worker: int, jobs: Sequence[ClaimedJob], outcome: Outcome, **how: bool
+) -> dict[UUID, str]:
     return await settle(place.source, outcome, *(Fence.of(job.id, job.attempt, worker) for job in jobs), **how)
 
 
-async def _complete(place: Place, worker: int, jobs: Sequence[Claimed], **how: bool) -> dict[UUID, str]:
+async def _complete(place: Place, worker: int, jobs: Sequence[ClaimedJob], **how: bool) -> dict[UUID, str]:
     return await _settle(place, worker, jobs, Outcome(Ending.COMPLETED, '{"ok": true}'), **how)
 
 
-async def _fail(place: Place, worker: int, jobs: Sequence[Claimed], **how: bool) -> dict[UUID, str]:
+async def _fail(place: Place, worker: int, jobs: Sequence[ClaimedJob], **how: bool) -> dict[UUID, str]:
     return await _settle(place, worker, jobs, failed(60.0), **how)
 
 
-async def _kill(place: Place, worker: int, jobs: Sequence[Claimed], **how: bool) -> dict[UUID, str]:
+async def _kill(place: Place, worker: int, jobs: Sequence[ClaimedJob], **how: bool) -> dict[UUID, str]:
     return await _settle(place, worker, jobs, failed(permanent=True), **how)
 
 
 async def _release(
-    place: Place, worker: int, jobs: Sequence[Claimed], delay_s: float | None = 60.0, **how: bool
+    place: Place, worker: int, jobs: Sequence[ClaimedJob], delay_s: float | None = 60.0, **how: bool
 ) -> dict[UUID, str]:
     return await _settle(place, worker, jobs, released(delay_s), **how)
 

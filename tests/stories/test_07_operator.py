@@ -12,7 +12,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.admin import Admin
-from pgworkd.admin.jobs import JobFilter
+from pgworkd.admin.jobs import JobSelection
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import NotWaiting, PermanentError
 from tests.kits.daemon import running, until
@@ -36,8 +36,8 @@ def deploy(*, good: bool) -> tuple[App, list[dict[str, Any]]]:
     return app, sent
 
 
-def dead(kind: str) -> JobFilter:
-    return JobFilter(queue="mail", kind=kind, status="dead")
+def dead(kind: str) -> JobSelection:
+    return JobSelection(queue="mail", kind=kind, status="dead")
 
 
 async def test_an_operator_recovers_from_a_bad_deploy(dsn: str, db: asyncpg.Connection[Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pgworkd.bench import cpu
 from pgworkd.bench.cpu import Reading, used
-from pgworkd.bench.figures import Bulk, Drain, Figures, Held, Spread
+from pgworkd.bench.figures import BulkFigures, Drain, Figures, Held, Spread
 from pgworkd.bench.phases import Plan
 from pgworkd.bench.verdict import judge
 from pgworkd.cli.bench import RANGES
@@ -33,7 +33,7 @@ def figures(
         round_trip=spread(trip_ms),
         single=spread(commit_ms),
         single_unsynced=spread(unsynced_ms),
-        bulk=Bulk(10_000, 0.5),
+        bulk=BulkFigures(10_000, 0.5),
         drain=dataclasses.replace(shown, **drain),
         latency=spread(1.0),
         held=held,

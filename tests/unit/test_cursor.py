@@ -19,7 +19,7 @@ from pgworkd.engine.claim.claim_cursor import (
     Keyed,
     Start,
 )
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 HEAD = Start([], [], [])
@@ -27,19 +27,19 @@ T = 1_700_000_000.0
 QUICK_S = 0.001
 
 
-def row(run_at: float, number: int = 1, *, priority: int = 0, losses: int = 0) -> Claimed:
+def row(run_at: float, number: int = 1, *, priority: int = 0, losses: int = 0) -> ClaimedJob:
     """A claimed row; `number` is its id."""
-    return Claimed(UUID(int=number), "k", "{}", 1, 0, 3, None, priority, losses, run_at, run_at, None, None, None)
+    return ClaimedJob(UUID(int=number), "k", "{}", 1, 0, 3, None, priority, losses, run_at, run_at, None, None, None)
 
 
-def claim(cursor: ClaimCursor, now: float, *rows: Claimed, took_s: float = QUICK_S, full: bool = False) -> Start:
+def claim(cursor: ClaimCursor, now: float, *rows: ClaimedJob, took_s: float = QUICK_S, full: bool = False) -> Start:
     """One claim at that time with that result; returns where it started."""
     start = cursor.start(now)
     cursor.claimed(rows, now + took_s, took_s, full=full)
     return start
 
 
-def swept(*rows: Claimed, now: float = 0.0) -> ClaimCursor:
+def swept(*rows: ClaimedJob, now: float = 0.0) -> ClaimCursor:
     """A cursor that has claimed these rows from the head at `now`: no sweep is due before 20 ms later."""
     cursor = ClaimCursor()
     assert claim(cursor, now, *rows) == HEAD

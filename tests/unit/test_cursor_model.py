@@ -13,7 +13,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pgworkd.engine.claim.claim_cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, ClaimCursor, Start
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 EPOCH = 1_700_000_000.0
@@ -117,7 +117,7 @@ class World:
         self._watch()
         start = self._cursor.start(self.now)
         taken = self._answer(start)
-        answer = [Claimed(r.id, "", "", 1, 0, 3, None, r.priority, 0, r.run_at, 0, None, None, None) for r in taken]
+        answer = [ClaimedJob(r.id, "", "", 1, 0, 3, None, r.priority, 0, r.run_at, 0, None, None, None) for r in taken]
         sweeps = any(at.int == 0 for at in start.ids) or not start.ids
         took_s = TOOK_S * (1.4 if sweeps else 1.0)
         self.now += took_s / 2
@@ -233,7 +233,9 @@ def test_sweeps_of_any_cost_take_a_bounded_share_of_time(costs: list[float], ste
     """Each reach takes at most its share, except for its first sweep; and the head is still swept."""
     cursor, now, spent_s, sweeps, head_at = ClaimCursor(), 100.0, 0.0, 0, 100.0
     cursor.start(now)
-    cursor.claimed([Claimed(UUID(int=7), "", "", 1, 0, 3, None, 0, 0, EPOCH, 0, None, None, None)], now, 0, full=False)
+    cursor.claimed(
+        [ClaimedJob(UUID(int=7), "", "", 1, 0, 3, None, 0, 0, EPOCH, 0, None, None, None)], now, 0, full=False
+    )
     while now < 200.0:
         start = cursor.start(now)
         took_s = TOOK_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pgworkd.fleet.sd_notify import SystemdNotifier
-from pgworkd.metrics import Member, fleet
+from pgworkd.metrics import ReportingProcess, fleet
 from pgworkd.metrics.endpoint import reporting
 from pgworkd.process import local_sockets
 from tests.kits.metrics import FakeSource, filled
@@ -46,7 +46,7 @@ def test_a_report_goes_to_nobody_else_and_comes_from_nobody_else(
             )
         if stranger == "listens":
             monkeypatch.setattr("pgworkd.metrics.fleet.local_sockets.is_trusted", lambda each: each.getsockname() != "")
-        answers, silent = fleet.snapshots({"one": Member(name)})
+        answers, silent = fleet.snapshots({"one": ReportingProcess(name)})
     assert (list(answers), list(silent)) == ((["one"], []) if stranger == "nobody" else ([], ["one"]))
 
 

@@ -13,10 +13,10 @@ from prometheus_client.exposition import generate_latest
 from pgworkd.engine.tallies import OTHER
 from pgworkd.metrics import samples as samples_module
 from pgworkd.metrics.collector import DaemonCollector
-from pgworkd.metrics.endpoint import Endpoint, readiness
+from pgworkd.metrics.endpoint import MetricsPages, readiness
 from pgworkd.metrics.families import FAMILIES
 from pgworkd.metrics.fleet import FleetSource
-from pgworkd.metrics.page import Page, accepts_openmetrics
+from pgworkd.metrics.page import MetricsPage, accepts_openmetrics
 from pgworkd.metrics.samples import BY_NAME, Check, Samples, bounded, counted, dumped, loaded, merged
 from tests.kits.metrics import (
     COUNTS,
@@ -35,7 +35,7 @@ ODD = 'a"b\\c\nd%s%%é\U0001f600{},= '
 
 
 def read(samples: Samples, *, openmetrics: bool = False) -> dict[object, float]:
-    page = Page().write(samples, openmetrics=openmetrics).decode()
+    page = MetricsPage().write(samples, openmetrics=openmetrics).decode()
     return dict(Response(200, OPENMETRICS if openmetrics else TEXT, page).page)
 
 
@@ -82,7 +82,7 @@ def test_promtool_has_no_complaint() -> None:
     everything = filled(2, 2) | {
         family.name: {("x",) * len(family.labels): 1} for family in FAMILIES if family.source == "database"
     }
-    assert complaints(Page().write(everything).decode()) == ""
+    assert complaints(MetricsPage().write(everything).decode()) == ""
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_readiness_tells_each_check() -> None:
 
 
 def test_other_paths_are_none() -> None:
-    endpoint = Endpoint(FakeSource({}))
+    endpoint = MetricsPages(FakeSource({}))
     assert endpoint.respond("/", []) is None
     assert endpoint.respond("/snapshot", []) is None
     assert endpoint.report("/metrics", []) is None

@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
-from pgworkd.metrics import Member, fleet, server
+from pgworkd.metrics import ReportingProcess, fleet, server
 from pgworkd.metrics.endpoint import MetricsPart, bound, reporting, served
 from pgworkd.metrics.samples import Check
 from pgworkd.metrics.server import listen
@@ -214,7 +214,7 @@ def test_reports_are_gathered_and_the_frozen_left_out_in_time() -> None:
     with frozen, odd, reporting(FakeSource(filled(20, 10)), paths["good"]):
         threading.Thread(target=nonsense, daemon=True).start()
         began = time.monotonic()
-        answers, silent = fleet.snapshots({name: Member(path) for name, path in paths.items()})
+        answers, silent = fleet.snapshots({name: ReportingProcess(path) for name, path in paths.items()})
         assert fleet.ANSWER_S <= time.monotonic() - began < fleet.ANSWER_S + 1
         assert answers.keys() == {"good"}
         assert answers["good"][1] == filled(20, 10)
@@ -228,7 +228,7 @@ def test_a_backlog_that_is_full_does_not_hang() -> None:
     with server.listen_at(name) as frozen:
         for _ in range(server.BACKLOG + 2):
             fleet.ANSWER_S, before = 0.001, fleet.ANSWER_S
-            _, silent = fleet.snapshots({"frozen": Member(name)})
+            _, silent = fleet.snapshots({"frozen": ReportingProcess(name)})
             fleet.ANSWER_S = before
         assert silent["frozen"].startswith("does not answer")
         assert frozen.fileno() >= 0

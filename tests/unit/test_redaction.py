@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.remote_daemon.client import GatewayOptions
+from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.words import redaction
 from pgworkd.words.dsn import dsn_fault
 from pgworkd.words.redaction import escaped, hide, hide_secret, redact
@@ -149,5 +149,5 @@ def test_a_secret_that_is_no_address_is_hidden_in_every_form() -> None:
 
 
 def test_the_token_of_a_gateway_is_hidden() -> None:
-    GatewayOptions("https://jobs.example.com", "pgw_7_c4n4ry-c4n4ry")
+    GatewayAddress("https://jobs.example.com", "pgw_7_c4n4ry-c4n4ry")
     assert redact("HTTP 400: Bearer pgw_7_c4n4ry-c4n4ry") == "HTTP 400: Bearer ***"

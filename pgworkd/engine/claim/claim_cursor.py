@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.words.claims import Claimed
+from pgworkd.words.claims import ClaimedJob
 
 PERIOD_FIRST_S = 0.02
 LEVELS = 10
@@ -96,7 +96,7 @@ class ClaimCursor:
         return Keyed(self._places, reach_s, self._since, self._renews)
 
     def claimed(
-        self, rows: Sequence[Claimed], now: float, took_s: float, *, full: bool, places: str | None = None
+        self, rows: Sequence[ClaimedJob], now: float, took_s: float, *, full: bool, places: str | None = None
     ) -> None:
         """Moves on after that claim: `rows` are its rows in order; `full`: there may be more, behind the last.
 

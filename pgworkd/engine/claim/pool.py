@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.claim_loop import CLAIM_MAX, CLAIM_SOCKET_MAX, ClaimingWorker, ClaimLoop
 from pgworkd.engine.claim.prefetch import Prefetch
-from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, App
+from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, Registry
 from pgworkd.engine.run.executor import Executor
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
@@ -52,7 +52,7 @@ class Pool(ClaimLoop):
         self,
         queue: str,
         concurrency: int,
-        app: App,
+        app: Registry,
         worker: ClaimingWorker,
         store: WorkSource,
         runner: Runner,

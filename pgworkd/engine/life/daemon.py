@@ -26,7 +26,7 @@ from pgworkd.engine.life.options import DaemonOptions, Part
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.shutdown import Shutdown
 from pgworkd.engine.life.worker import WorkerLife
-from pgworkd.engine.registry import App
+from pgworkd.engine.registry import Registry
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
@@ -53,7 +53,7 @@ class Daemon:
 
     def __init__(
         self,
-        app: App,
+        app: Registry,
         options: DaemonOptions,
         *,
         queues: Mapping[str, int | None] | None = None,

@@ -23,7 +23,7 @@ from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import ServedQueues, WorkerLife
-from pgworkd.engine.registry import App
+from pgworkd.engine.registry import Registry
 from pgworkd.engine.settle.loop import Planner
 from pgworkd.engine.tallies import Tallies
 from pgworkd.engine.wake.poller import Poller
@@ -58,7 +58,7 @@ class Membership(Protocol):
     def listening(self) -> bool:
         """True while news arrives at once; else the pools only poll."""
 
-    async def register(self, app: App) -> float:
+    async def register(self, app: Registry) -> float:
         """Declares schedules and alerts, and registers; returns when the lease began. Raises PgworkdError."""
 
     async def attend(self, tasks: TaskGroup) -> None:
@@ -118,7 +118,7 @@ class Member:
         """True while notifications arrive."""
         return self._listener.listening
 
-    async def register(self, app: App | None = None) -> float:
+    async def register(self, app: Registry | None = None) -> float:
         """As of `Membership`; the app's schedules are declared."""
         if self._sessions is not None:
             await self._sessions()

@@ -15,7 +15,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.life.queue_overrides import QueueOverrides
-from pgworkd.engine.registry import App
+from pgworkd.engine.registry import Registry
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.queue import number
 from pgworkd.words import events
@@ -31,7 +31,7 @@ class QueueSet:
 
     def __init__(
         self,
-        app: App,
+        app: Registry,
         in_flight: InFlight,
         events_: Events,
         *,

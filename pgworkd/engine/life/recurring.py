@@ -18,7 +18,7 @@ import anyio
 from pgworkd.database.schedule_store import ScheduleRow, Undeclared
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
-from pgworkd.engine.registry import App, Handler
+from pgworkd.engine.registry import Handler, Registry
 from pgworkd.errors import BadSchedule
 from pgworkd.words import events
 from pgworkd.words.events import Events
@@ -53,7 +53,7 @@ class Recurring:
         self._database_now = datetime.fromtimestamp(0, UTC)
         self._read_at = 0.0
 
-    async def declare(self, app: App) -> None:
+    async def declare(self, app: Registry) -> None:
         """Declares the schedules of the app. One of the same name that was inserted by SQL is left as it is."""
         self._declared = rules_of(app)
         if self._declared:
@@ -148,7 +148,7 @@ class Recurring:
         return _Rule(row.revision, Recurrence(None, row.every_s, row.timezone, missed))
 
 
-def rules_of(app: App) -> dict[str, dict[str, Any]]:
+def rules_of(app: Registry) -> dict[str, dict[str, Any]]:
     """The schedules of the app, by name. InvalidPayload for a payload that is no JSON object."""
     return {h.kind: _rule_of(h, h.recurrence) for h in app.handlers.values() if h.recurrence is not None}
 

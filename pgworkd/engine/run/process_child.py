@@ -54,7 +54,7 @@ class Request(NamedTuple):
     """The trace context of the attempt."""
 
 
-class Answer(NamedTuple):
+class ChildAnswer(NamedTuple):
     """How a call ended: `ending` is result, snooze, retry_after, permanent or error."""
 
     ending: str
@@ -114,13 +114,13 @@ class _Pipe:
                 self._noted_at_s = now
                 self._write(ProgressReport(done, message))
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: ChildAnswer) -> None:
         """Sends the answer to the request."""
         with self._lock:
             self._asked = False
             self._write(answer)
 
-    def _write(self, what: ProgressReport | Answer) -> None:
+    def _write(self, what: ProgressReport | ChildAnswer) -> None:
         frame = pickle.dumps(tuple(what))
         self._stream.write(LENGTH.pack(len(frame)) + frame)
         self._stream.flush()
@@ -128,7 +128,7 @@ class _Pipe:
 
 def call(
     request: Request, note: Callable[[float, str], None] | None = None, loaded: Callable[[], None] = lambda: None
-) -> Answer:
+) -> ChildAnswer:
     """Calls a handler; never raises. `loaded`: called before it, when its module is there."""
     function: Any = None
     try:
@@ -142,15 +142,15 @@ def call(
         if request.job_parameter is not None:
             arguments[request.job_parameter] = Job(**request.job_fields, on_progress=note)
         with current(request.trace):
-            return Answer("result", result=encode_result(forks.call(function, arguments)))
+            return ChildAnswer("result", result=encode_result(forks.call(function, arguments)))
     except Snooze as error:
-        return Answer("snooze", delay_s=error.delay_s)
+        return ChildAnswer("snooze", delay_s=error.delay_s)
     except RetryAfter as error:
-        return Answer("retry_after", delay_s=error.delay_s, error=asdict(describe_error(error)))
+        return ChildAnswer("retry_after", delay_s=error.delay_s, error=asdict(describe_error(error)))
     except PermanentError as error:
-        return Answer("permanent", error=asdict(describe_error(error)))
+        return ChildAnswer("permanent", error=asdict(describe_error(error)))
     except BaseException as error:  # noqa: BLE001 - also a SystemExit ends the attempt, not the process
-        return Answer("error", error=asdict(describe_error(explained(function, error))))
+        return ChildAnswer("error", error=asdict(describe_error(explained(function, error))))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from pgworkd.engine.run import liveness_pipe
-from pgworkd.engine.run.process_child import LENGTH, Answer, ProgressReport, Request
+from pgworkd.engine.run.process_child import LENGTH, ChildAnswer, ProgressReport, Request
 from pgworkd.words import log
 
 IDLE_S_MAX = 300.0
@@ -41,7 +41,7 @@ class ChildDied(Exception):  # noqa: N818
     """The process ended in the middle of a call: crashed, was killed, or ran out of memory."""
 
 
-class _Child:
+class _HandlerProcess:
     """One process and the pipe to it."""
 
     def __init__(self, process: Process) -> None:
@@ -50,10 +50,10 @@ class _Child:
         self._requests = cast("ByteSendStream", process.stdin)  # both were asked for
         self._answers = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
 
-    async def ask(self, request: Request, progress: Progress) -> Answer:
+    async def ask(self, request: Request, progress: Progress) -> ChildAnswer:
         """Sends a request and waits for its answer; passes progress on. Raises ChildDied."""
         frame = pickle.dumps(tuple(request))
-        answer: Answer | ProgressReport | None = None
+        answer: ChildAnswer | ProgressReport | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, tasks.cancel_scope)
             with contextlib.suppress(*_BROKEN):
@@ -72,12 +72,12 @@ class _Child:
         await anyio.sleep(EXIT_POLL_S)  # meanwhile an answer that was written before is read
         call.cancel()
 
-    async def _receive(self) -> Answer | ProgressReport:
+    async def _receive(self) -> ChildAnswer | ProgressReport:
         size = LENGTH.unpack(await self._answers.receive_exactly(LENGTH.size))[0]
         if size > ANSWER_BYTES_MAX:
             raise anyio.BrokenResourceError  # something else than an answer was written to the pipe
         fields = pickle.loads(await self._answers.receive_exactly(size))  # noqa: S301 # nosec B301 # our own child
-        return ProgressReport(*fields) if len(fields) == len(ProgressReport._fields) else Answer(*fields)
+        return ProgressReport(*fields) if len(fields) == len(ProgressReport._fields) else ChildAnswer(*fields)
 
     async def _fate(self) -> str:
         with anyio.move_on_after(2):
@@ -101,9 +101,9 @@ class Processes:
     """The pool of handler processes; its size is bounded by the slots of the queues."""
 
     def __init__(self) -> None:
-        self._idle: list[_Child] = []
+        self._idle: list[_HandlerProcess] = []
 
-    async def call(self, request: Request, progress: Progress) -> Answer:
+    async def call(self, request: Request, progress: Progress) -> ChildAnswer:
         """Runs one call in a process; `progress` is called with what the handler reports meanwhile.
 
         Raises ChildDied. Cancelled: the process is killed before this returns.
@@ -118,7 +118,7 @@ class Processes:
         self._idle.append(child)
         return answer
 
-    async def _take(self) -> _Child:
+    async def _take(self) -> _HandlerProcess:
         while self._idle:
             child = self._idle.pop()  # the one used last, so that the others may time out
             await self._end_idle(older_than_s=IDLE_S_MAX)
@@ -140,7 +140,7 @@ class Processes:
                 start_new_session=True,  # a Ctrl-C in the terminal must reach the daemon only
                 **more,
             )
-        return _Child(process)
+        return _HandlerProcess(process)
 
     async def _end_idle(self, older_than_s: float) -> None:
         now = anyio.current_time()

@@ -24,7 +24,7 @@ import anyio
 import anyio.to_thread
 
 from pgworkd.engine.attempts import Attempt
-from pgworkd.engine.registry import App, Handler
+from pgworkd.engine.registry import Handler, Registry
 from pgworkd.engine.run.in_thread import in_thread
 from pgworkd.engine.run.process_child import Request
 from pgworkd.engine.run.process_pool import ChildDied, Processes
@@ -60,7 +60,7 @@ class Runner:
 
     def __init__(
         self,
-        app: App,
+        app: Registry,
         store: WorkSource,
         planner: Planner,
         events_: Events,

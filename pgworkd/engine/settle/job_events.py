@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued
 from pgworkd.engine.attempts import Attempt, InFlight
-from pgworkd.engine.registry import App, DeadJob
+from pgworkd.engine.registry import DeadJob, Registry
 from pgworkd.engine.runner_task import discard_late_cancellation
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseUnavailable, InvalidPayload, PgworkdError
@@ -48,7 +48,7 @@ class JobEvents:
 
     def __init__(
         self,
-        app: App,
+        app: Registry,
         store: WorkSource,
         in_flight: InFlight,
         events_: Events,
@@ -198,7 +198,7 @@ class JobEvents:
 class _DeadHooks:
     """Calls an app's hooks for each dead job, each call in a task of its own."""
 
-    def __init__(self, app: App, events_: Events) -> None:
+    def __init__(self, app: Registry, events_: Events) -> None:
         self.tasks: TaskGroup | None = None
         """In which the calls run; no hook is called before it is set."""
         self._hooks = app.dead_hooks

@@ -23,7 +23,7 @@ _READS = {"GET", "HEAD", "OPTIONS"}
 _HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 
-class App(Protocol):
+class AsgiApp(Protocol):
     """An ASGI application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -38,7 +38,7 @@ class Bounds:
 
     def __init__(
         self,
-        app: App,
+        app: AsgiApp,
         hosts: tuple[str, ...] | None,
         log: Callable[[dict[str, object]], None] | None = None,
         *,

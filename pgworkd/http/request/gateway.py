@@ -26,7 +26,7 @@ from pgworkd.http.request.access import CHECKED_S, Authorize, Rate, Tokens, auth
 from pgworkd.http.request.followed import Followed
 from pgworkd.http.request.problems import Problem
 from pgworkd.metrics.exporter import DatabaseReader
-from pgworkd.metrics.page import Page
+from pgworkd.metrics.page import MetricsPage
 from pgworkd.metrics.samples import Check, Samples
 from pgworkd.remote.service import LEASE_S, RemoteService
 from pgworkd.words.access import Access
@@ -96,7 +96,7 @@ class Gateway:
             environment=options.environment,
         )
         self.remote = RemoteService(member, events_, self._loop_watch)
-        self.page = Page()
+        self.page = MetricsPage()
         self.lists: dict[str, Followed] = {}
         """What callers follow, by name."""
         self.waiters = 0

@@ -28,7 +28,7 @@ from pgworkd.http.request.answers import BODY, Json, PlainJson, documented
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.http.routes.visible import needed_any
-from pgworkd.remote.settles import Answer, Settled
+from pgworkd.remote.settles import SettleAnswer, Settled
 from pgworkd.words.access import Access
 from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
 from pgworkd.words.fence import Fence
@@ -132,7 +132,7 @@ async def _settlement(request: Request, each: SettlementIn) -> tuple[Fence, Outc
     return held, Outcome(Ending.COMPLETED, result=each.result)
 
 
-async def _complete(request: Request, assignment: str, body: CompleteIn) -> Answer:
+async def _complete(request: Request, assignment: str, body: CompleteIn) -> SettleAnswer:
     if body.result is not None:
         body.result.check_bounds("result")
     if not body.enqueue:
@@ -164,7 +164,7 @@ def _of_enqueue(error: PgworkdError) -> problems.Problem:
     return problem
 
 
-async def _settle(request: Request, assignment: str, outcome: Outcome) -> Answer:
+async def _settle(request: Request, assignment: str, outcome: Outcome) -> SettleAnswer:
     needed_any(request, "work")
     remote = gateway_of(request).remote
     return await remote.settles.settle(await remote.workers.held(assignment), outcome)
@@ -193,5 +193,5 @@ def _released(body: ReleaseIn) -> Outcome:
     return Outcome(Ending.RELEASED, delay_s=body.delay_s, message=said, begun=said is None)
 
 
-def _shown(answer: Answer) -> dict[str, Any]:
+def _shown(answer: SettleAnswer) -> dict[str, Any]:
     return {"status": answer.status, "repeated": answer.settled is Settled.BEFORE}

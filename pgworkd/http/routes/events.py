@@ -30,7 +30,7 @@ DEAD_SINCE_S = 86_400.0
 List = Literal["queues", "workers", "dead", "audit"]
 
 
-class _Kind(NamedTuple):
+class _ListKind(NamedTuple):
     """A list: how it is read, and what of it a caller sees."""
 
     read: Callable[[Admin], Awaitable[list[Row]]]
@@ -53,18 +53,18 @@ def _all(_: Access, rows: list[Row]) -> list[Row]:
     return rows
 
 
-KINDS: dict[str, _Kind] = {
-    "queues": _Kind(queues.read_queues, queues.visible_queues),
-    "workers": _Kind(_workers, _all),
-    "dead": _Kind(_dead, _all),
-    "audit": _Kind(_audit, fleet.shown_entries),
+KINDS: dict[str, _ListKind] = {
+    "queues": _ListKind(queues.read_queues, queues.visible_queues),
+    "workers": _ListKind(_workers, _all),
+    "dead": _ListKind(_dead, _all),
+    "audit": _ListKind(_audit, fleet.shown_entries),
 }
 
 
 def followed(gateway: Gateway) -> dict[str, Followed]:
     """The lists of a gateway."""
 
-    async def read(kind: _Kind) -> list[Row]:
+    async def read(kind: _ListKind) -> list[Row]:
         async with gateway.admin() as admin:
             return await kind.read(admin)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from pgworkd.admin.queries import Job
+from pgworkd.admin.queries import JobDetails
 from pgworkd.client import enqueue, enqueue_once
 from pgworkd.errors import JobFailed, JobUnknown
 from pgworkd.http.models.jobs import Changed, Created, CreatedOnce, Edit, Ended, JobIn, JobOut, OnceJob, Result, Waiting
@@ -183,7 +183,7 @@ async def replay_job(request: Request, job_id: PathId) -> Response:
     return Json({"id": made, "created": True, "changed": False}, 201, {"Location": location})
 
 
-async def _ends(request: Request, gateway: Gateway, job: Job, wait_s: float) -> bool:
+async def _ends(request: Request, gateway: Gateway, job: JobDetails, wait_s: float) -> bool:
     """Waits for the end of the job; False if it has not ended."""
     ended = True
 
@@ -199,7 +199,7 @@ async def _ends(request: Request, gateway: Gateway, job: Job, wait_s: float) -> 
     return await gateway.waited(request, end) and ended
 
 
-def _etag(access: Access, job: Job) -> str:
+def _etag(access: Access, job: JobDetails) -> str:
     """A digest of what the caller may see: of a payload that it may not, it would tell which one it is."""
     facts: tuple[object, ...] = (job.status, job.attempts, job.failures, job.priority, job.run_at)
     if access.allows("payload", job.queue):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AwareDatetime
 
 from pgworkd.admin.admin import Admin
-from pgworkd.admin.jobs import MATCHED_MAX, JobFilter
+from pgworkd.admin.jobs import MATCHED_MAX, JobSelection
 from pgworkd.admin.listing import Listed
 from pgworkd.admin.operations import operate as operate_all
 from pgworkd.http.models.jobs import JobPage
@@ -87,7 +87,7 @@ async def _matching(admin: Admin, operation: Operation, which: FilterIn, limit: 
     """The jobs that match, and whether these are all."""
     if operation == "undepend":
         raise Problem("invalid", "undepend takes ids: a filter would not say which dependencies to drop")
-    wanted = JobFilter(which.queue, which.kind, which.key, which.batch, which.status, which.all_queues)
+    wanted = JobSelection(which.queue, which.kind, which.key, which.batch, which.status, which.all_queues)
     found = await admin.jobs.matching(operation, wanted, limit=limit)
     while not found.ids and found.last is not None:
         found = await admin.jobs.matching(operation, wanted, found.last, limit)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
-from pgworkd.admin.queries import ScheduleRow
+from pgworkd.admin.queries import ListedSchedule
 from pgworkd.http.models.jobs import Created
 from pgworkd.http.models.operators import EnableIn, NextOut, Removed, ScheduleIn, ScheduleOut, SchedulesOut
 from pgworkd.http.request.access import access_of, need
@@ -112,11 +112,11 @@ async def run_schedule(request: Request, name: PathName) -> Response:
     return Json({"id": made, "created": True, "changed": False}, 201)
 
 
-async def _find(admin: Admin, name: str) -> ScheduleRow | None:
+async def _find(admin: Admin, name: str) -> ListedSchedule | None:
     return next((row for row in await admin.schedules.find() if row.name == name), None)
 
 
-async def _visible(request: Request, admin: Admin, name: str, scope: str) -> ScheduleRow:
+async def _visible(request: Request, admin: Admin, name: str, scope: str) -> ListedSchedule:
     needed_any(request, scope)
     row = await _find(admin, name)
     if row is None or not access_of(request).allows(scope, row.queue):

@@ -9,7 +9,7 @@ from fastapi import Path, Request
 from pydantic import AfterValidator
 
 from pgworkd.admin.admin import Admin
-from pgworkd.admin.queries import Job
+from pgworkd.admin.queries import JobDetails
 from pgworkd.http.request.access import access_of
 from pgworkd.http.request.problems import SLASH, Problem
 from pgworkd.words.access import SCOPES
@@ -19,7 +19,7 @@ PathName = Annotated[str, Path(min_length=1, max_length=200), AfterValidator(lam
 PathId = Annotated[UUID, Path()]
 
 
-async def visible(request: Request, admin: Admin, job_id: UUID, *scopes: str) -> Job:
+async def visible(request: Request, admin: Admin, job_id: UUID, *scopes: str) -> JobDetails:
     """The job, if the caller has one of the scopes for its queue; else Problem not-found, as if there were none."""
     access = access_of(request)
     needed_any(request, *scopes)
