@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgworkd.app import App
+    from pgworkd.core.backoff import Backoff
+    from pgworkd.core.job import Job
     from pgworkd.database.connection import ConnectionOptions
     from pgworkd.engine.life.daemon import Daemon, DaemonOptions
     from pgworkd.engine.life.maintenance import Periods
@@ -29,17 +31,15 @@ if TYPE_CHECKING:
         Snooze,
         UsageError,
     )
-    from pgworkd.words.backoff import Backoff
-    from pgworkd.words.job import Job
 
 # Imported when first asked for: the daemon's signal handlers stand before anything slow is loaded.
 _HOMES = {
     "App": "app",
-    "Backoff": "words.backoff",
+    "Backoff": "core.backoff",
     "ConnectionOptions": "database.connection",
     "Daemon": "engine.life.daemon",
     "DeadJob": "engine.registry",
-    "Job": "words.job",
+    "Job": "core.job",
     "JobStopped": "errors",
     "LeaseLost": "errors",
     "DaemonOptions": "engine.life.daemon",

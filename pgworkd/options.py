@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from pgworkd.core.address import listed
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.settings.config import Settings
-from pgworkd.words.address import listed
 
 if TYPE_CHECKING:
     from pgworkd.http.request.gateway import GatewayOptions

@@ -19,9 +19,9 @@ import anyio
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel
 
-from pgworkd.words import events, traces
-from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome
+from pgworkd.core import events, traces
+from pgworkd.core.events import Events
+from pgworkd.core.job import Ending, Outcome
 
 __all__ = ["CHILD_S", "Tracing"]
 
@@ -142,7 +142,7 @@ class Tracing:
 
 
 class _Span:
-    """One attempt's span: a `pgworkd.words.traces.Trace`."""
+    """One attempt's span: a `pgworkd.core.traces.Trace`."""
 
     __slots__ = ("_context", "_span", "_token", "_tracing", "carrier", "ids")
 

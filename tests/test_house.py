@@ -16,41 +16,41 @@ PACKAGE = ROOT / "pgworkd"
 BELOW = {
     "process": "",
     "errors": "",
-    "words": "process errors",
-    "settings": "errors words",
-    "database": "process errors words settings",
+    "core": "process errors",
+    "settings": "errors core",
+    "database": "process errors core settings",
     "embedded": "process",
-    "client": "errors words database",
+    "client": "errors core database",
     "results": "client",
-    "log": "words",
-    "engine": "process errors words database client",
-    "engine/settle": "errors words database engine",
-    "engine/run": "process errors words database engine engine/settle",
-    "engine/claim": "errors words database engine engine/settle engine/run",
-    "engine/wake": "errors words database engine engine/claim",
-    "engine/life": "process errors words settings database engine engine/settle engine/run engine/claim engine/wake",
-    "admin": "errors words settings database client",
-    "metrics": "process errors words settings database client admin engine engine/life",
-    "alerts": "errors words settings database client admin engine",
-    "remote": """errors words settings database engine engine/settle engine/run engine/claim engine/wake
+    "log": "core",
+    "engine": "process errors core database client",
+    "engine/settle": "errors core database engine",
+    "engine/run": "process errors core database engine engine/settle",
+    "engine/claim": "errors core database engine engine/settle engine/run",
+    "engine/wake": "errors core database engine engine/claim",
+    "engine/life": "process errors core settings database engine engine/settle engine/run engine/claim engine/wake",
+    "admin": "errors core settings database client",
+    "metrics": "process errors core settings database client admin engine engine/life",
+    "alerts": "errors core settings database client admin engine",
+    "remote": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
-    "push": "process errors words",
-    "http/models": "errors words client",
-    "http/request": "errors words database client admin engine/life metrics remote http/models",
-    "http/routes": """errors words settings database client admin metrics remote push http/models
+    "push": "process errors core",
+    "http/models": "errors core client",
+    "http/request": "errors core database client admin engine/life metrics remote http/models",
+    "http/routes": """errors core settings database client admin metrics remote push http/models
                       http/request""",
-    "options": "errors words settings database engine/life http/request",
-    "http": "process errors words settings database options http/request http/routes",
-    "remote_daemon": "process errors words database engine engine/claim engine/life",
-    "push_daemon": "errors words database engine engine/run engine/life push",
-    "app": "errors words engine alerts push",
-    "fleet": "process errors words settings database admin engine/run engine/life metrics",
-    "tracing": "errors words",
-    "cli": """process errors words settings database options embedded client admin engine engine/run engine/life metrics
+    "options": "errors core settings database engine/life http/request",
+    "http": "process errors core settings database options http/request http/routes",
+    "remote_daemon": "process errors core database engine engine/claim engine/life",
+    "push_daemon": "errors core database engine engine/run engine/life push",
+    "app": "errors core engine alerts push",
+    "fleet": "process errors core settings database admin engine/run engine/life metrics",
+    "tracing": "errors core",
+    "cli": """process errors core settings database options embedded client admin engine engine/run engine/life metrics
               alerts fleet tracing http http/request remote_daemon push push_daemon""",
-    "__init__": "errors words database engine engine/life app",
-    "demo": "process errors words database embedded client engine/life __init__",
-    "bench": "process errors words settings database client admin engine/life cli __init__",
+    "__init__": "errors core database engine engine/life app",
+    "demo": "process errors core database embedded client engine/life __init__",
+    "bench": "process errors core settings database client admin engine/life cli __init__",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 
@@ -157,7 +157,7 @@ def test_only_database_imports_a_driver() -> None:
 def test_our_own_lines_are_written_by_our_own_logger() -> None:
     """An application may have configured structlog: `log.logger()` is ours all the same."""
     callers = [path for path in MODULES if "structlog.get_logger" in path.read_text(encoding="utf-8")]
-    assert [path.relative_to(PACKAGE).as_posix() for path in callers] == ["words/log.py"]
+    assert [path.relative_to(PACKAGE).as_posix() for path in callers] == ["core/log.py"]
 
 
 def test_structured_concurrency_only() -> None:

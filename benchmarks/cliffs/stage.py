@@ -15,10 +15,10 @@ from benchmarks.bench import Bench
 from benchmarks.measure import Bar, Line, interleave, middle
 from benchmarks.processes import BenchmarkError
 from benchmarks.systems import executed
+from pgworkd.core.claims import ClaimOrder, Claims
 from pgworkd.database import schema
 from pgworkd.database.store import CLAIM
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
-from pgworkd.words.claims import ClaimOrder, Claims
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Cost: TypeAlias = Callable[[], Awaitable[float]]

@@ -22,11 +22,11 @@ from pgworkd.admin.queries import AuditRow, Doctor, ServerFacts, Stats, WorkerRo
 from pgworkd.admin.queues import QueueOperations
 from pgworkd.admin.schedules import ScheduleOperations
 from pgworkd.admin.tokens import TokenOperations
+from pgworkd.core import validation
+from pgworkd.core.origin import READ, Origin
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import SchemaError
-from pgworkd.words import validation
-from pgworkd.words.origin import READ, Origin
 
 
 class Admin:

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from pgworkd.admin.queries import read
 from pgworkd.client.batch_types import Cancelled, Progress
+from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 from pgworkd.errors import BatchClosed
-from pgworkd.words import validation
 
 _TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled,
         extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8

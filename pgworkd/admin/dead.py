@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pgworkd.admin.queries import read
+from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 from pgworkd.errors import UsageError, delay_seconds
-from pgworkd.words import validation
 
 Fetch = Callable[..., Awaitable[Sequence[Any]]]
 """Sends a query with its arguments, and returns the rows."""

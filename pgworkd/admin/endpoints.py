@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from pgworkd.admin.queries import read
+from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError
-from pgworkd.words import validation
 
 _COLUMNS = """SELECT e.name::text, e.url, e.mode, e.timeout_s, e.callback_timeout_s, e.headers::text, e.secret_name,
         e.unsigned, e.allow_private,

@@ -20,11 +20,11 @@ from pgworkd.client import sent
 from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
 from pgworkd.client.statements import ENQUEUE
 from pgworkd.client.tracing import first_id, ran, traced
+from pgworkd.core import validation
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.validation import ROWS_MAX
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
-from pgworkd.words import validation
-from pgworkd.words.json_text import JsonText
-from pgworkd.words.validation import ROWS_MAX
 
 _FINISHED = ("completed", "cancelled", "expired", "discarded")
 MATCHED_MAX = 10_000

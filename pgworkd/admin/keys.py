@@ -8,8 +8,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pgworkd.admin.queries import read
+from pgworkd.core import validation
 from pgworkd.database.connection import Connection
-from pgworkd.words import validation
 
 # Each table is read from the key that is kept longest: the view alone would look up the end of every row's job.
 KEPT = """WITH ids AS (

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from pgworkd.admin.queries import JobRow, read
+from pgworkd.core import validation
 from pgworkd.database.connection import Connection
-from pgworkd.words import validation
 
 STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
 

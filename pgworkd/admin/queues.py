@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 from pgworkd.admin import queries as sql
 from pgworkd.admin.queries import QueueRow
+from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
 from pgworkd.settings.queue import REMEDIES, EffectiveSetting, checked, effective_settings
-from pgworkd.words import validation
 
 _SET = "SELECT pgworkd.set_queue($1::text, $2::text::jsonb)"
 _PAUSE = """SELECT pgworkd.set_queue($1::text, jsonb_build_object('paused_until', u.at))

@@ -6,10 +6,10 @@ from uuid import UUID
 
 from pgworkd.admin.queries import SCHEDULES, ListedSchedule, read
 from pgworkd.client.new_job import FIELDS, NewJob, row
+from pgworkd.core import validation
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.recurrence import Recurrence
 from pgworkd.database.connection import Connection
-from pgworkd.words import validation
-from pgworkd.words.json_text import JsonText
-from pgworkd.words.recurrence import Recurrence
 
 _PUT = """INSERT INTO pgworkd.schedules AS s
         (name, queue, kind, payload, cron, every_s, timezone, missed, missed_grace_s, priority, max_attempts,

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from pgworkd.admin.queries import read
+from pgworkd.core import validation
+from pgworkd.core.access import Access, TokenText
 from pgworkd.database.connection import Connection
 from pgworkd.errors import UsageError
-from pgworkd.words import validation
-from pgworkd.words.access import Access, TokenText
 
 # Each change and its entry in the audit are one statement. The secret is in neither.
 _ADD = """WITH added AS (

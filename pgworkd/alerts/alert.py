@@ -14,11 +14,11 @@ from uuid import UUID
 
 from pgworkd.admin.dead import Fetch
 from pgworkd.alerts.recipient import deliver, read
+from pgworkd.core import validation
+from pgworkd.core.job import Job
+from pgworkd.core.validation import counted
 from pgworkd.database.signal_store import AlertRule
 from pgworkd.errors import PermanentError, UsageError
-from pgworkd.words import validation
-from pgworkd.words.job import Job
-from pgworkd.words.validation import counted
 
 KIND = "pgworkd.alert."
 """Begins the kind of the jobs that send; the rule's name follows."""

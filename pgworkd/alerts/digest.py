@@ -11,10 +11,10 @@ from pgworkd.admin import doctor_queries as health
 from pgworkd.admin.dead import DeadGroup, DeadGroups, Fetch, dead_groups
 from pgworkd.admin.doctor_queries import BrokenSchedule, QueueHealth, UnknownKind
 from pgworkd.alerts.recipient import deliver, read
-from pgworkd.words.job import Job
-from pgworkd.words.recurrence import Recurrence
-from pgworkd.words.redaction import escaped
-from pgworkd.words.validation import counted
+from pgworkd.core.job import Job
+from pgworkd.core.recurrence import Recurrence
+from pgworkd.core.redaction import escaped
+from pgworkd.core.validation import counted
 
 KIND = "pgworkd.digest"
 GROUPS_MAX = 100

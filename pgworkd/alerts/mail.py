@@ -13,10 +13,10 @@ from email.utils import formatdate
 
 import anyio
 
+from pgworkd.core.mail_url import MailServer, is_mail_address, mail_server
+from pgworkd.core.redaction import escaped, redact
 from pgworkd.errors import PermanentError, UsageError
 from pgworkd.settings.config import Settings, load
-from pgworkd.words.mail_url import MailServer, is_mail_address, mail_server
-from pgworkd.words.redaction import escaped, redact
 
 STEP_S = 20.0
 """Time limit of each answer of the server, in seconds; that of a whole delivery is the job's."""

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from pgworkd.admin.dead import Fetch
+from pgworkd.core.job import Job
+from pgworkd.core.mail_url import is_mail_address
 from pgworkd.errors import UsageError
-from pgworkd.words.job import Job
-from pgworkd.words.mail_url import is_mail_address
 
 Answer = TypeVar("Answer")
 

@@ -15,10 +15,10 @@ from pgworkd.bench.verdict import judge
 from pgworkd.cli.common import confirm, hinted, operator, settings_of
 from pgworkd.cli.output import note, out
 from pgworkd.cli.serve import has_uvloop, spare_collector
+from pgworkd.core.validation import counted
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, UsageError
 from pgworkd.settings.config import Settings
-from pgworkd.words.validation import counted
 
 CONFIRM_ABOVE = 100_000
 """More jobs than this need a confirmation."""

@@ -16,11 +16,11 @@ from pgworkd.bench import scratch
 from pgworkd.bench.figures import Figures
 from pgworkd.bench.phases import Handled, Phases, Plan
 from pgworkd.bench.scratch import Scratch, ScratchOptions
+from pgworkd.core.validation import counted
 from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.words.validation import counted
 
 LEASE_S, HEARTBEAT_S = 15.0, 2.0
 """Shorter than by default: after a kill the next run waits for the end of the lease."""

@@ -10,7 +10,7 @@ from typing import Any
 from pgworkd.bench.figures import Drain, Figures, Spread
 from pgworkd.bench.verdict import BenchVerdict, fsync_ms
 from pgworkd.cli.output import as_json, out, table
-from pgworkd.words.validation import counted
+from pgworkd.core.validation import counted
 
 
 def table_of(figures: Figures, verdict: BenchVerdict) -> None:

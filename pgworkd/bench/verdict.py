@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pgworkd.bench.figures import Drain, Figures
-from pgworkd.words.redaction import escaped
-from pgworkd.words.validation import counted
+from pgworkd.core.redaction import escaped
+from pgworkd.core.validation import counted
 
 BUSY = 0.75
 """A process that uses a core for this share of the time is limited by it: the rest goes to waiting for its turn."""

@@ -34,9 +34,9 @@ from pgworkd.cli import (
 )
 from pgworkd.cli.output import note, out
 from pgworkd.cli.wrong_values import reworded
+from pgworkd.core.validation import closest
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 from pgworkd.process.stop_signals import StopAsked
-from pgworkd.words.validation import closest
 
 # typer raises subclasses of this for a wrong command line; of these only BadParameter is public in all versions.
 _WRONG_USAGE: type[Any] = typer.BadParameter.__mro__[1]

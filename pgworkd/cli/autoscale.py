@@ -56,8 +56,8 @@ def autoscale(
     A worker that dies is restarted. If one exits with code 2 (wrong
     configuration), autoscale stops all workers and exits with 2, too.
     """
+    from pgworkd.core import log
     from pgworkd.fleet.autoscaler import Rules
-    from pgworkd.words import log
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
@@ -79,13 +79,13 @@ async def _run(
     import anyio
 
     from pgworkd.admin.admin import Admin
+    from pgworkd.core import log
+    from pgworkd.core.events import Events
     from pgworkd.database.reconnect import Outage
     from pgworkd.engine.life.startup import REMIND_S
     from pgworkd.fleet.autoscaler import Autoscaler
     from pgworkd.fleet.workers import WorkerProcesses
     from pgworkd.options import connection_options
-    from pgworkd.words import log
-    from pgworkd.words.events import Events
 
     events = Events()
     events.listen(log.listener(settings.log_level))

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from pgworkd.cli.output import out
+from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import closest
 
 _RULE = re.compile(r"(?m)^(?=      - alert: )")
 """Where a rule begins."""

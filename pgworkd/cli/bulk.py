@@ -19,8 +19,8 @@ import typer
 
 from pgworkd.cli.common import ask, confirm, note_unknown
 from pgworkd.cli.output import as_json, note, out
+from pgworkd.core.validation import counted
 from pgworkd.errors import PgworkdError
-from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from pgworkd.cli.output import note
+from pgworkd.core.durations import FORM, seconds_of
+from pgworkd.core.validation import closest
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 from pgworkd.settings.file import quoted
-from pgworkd.words.durations import FORM, seconds_of
-from pgworkd.words.validation import closest
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
@@ -74,7 +74,7 @@ def settings_of(dsn: str | None, **flags: object) -> Settings:
 
 def log_notes(notes: Sequence[str]) -> None:
     """Logs warnings of the settings, one line each."""
-    from pgworkd.words import log
+    from pgworkd.core import log
 
     for line in notes:
         log.logger().warning("settings.note", note=line)

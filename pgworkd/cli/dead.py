@@ -8,8 +8,8 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any, check_queue, duration, span_or_instant
 from pgworkd.cli.output import as_json, brief_error, cell, is_terminal, note, out, table
+from pgworkd.core.validation import counted
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

@@ -9,15 +9,15 @@ from pgworkd.admin.doctor_queries import DEAD_MAX
 from pgworkd.cli.common import Dsn, Json, ask_any, settings_of
 from pgworkd.cli.health import Finding, judged, judged_locks, judged_sessions
 from pgworkd.cli.output import as_json, out
+from pgworkd.core.redaction import escaped
 from pgworkd.errors import AccessRefused, PgworkdError, SchemaError, UsageError
 from pgworkd.settings.conninfo import conninfo
 from pgworkd.settings.tls import weakness
-from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.queries import Doctor, ServerFacts
-    from pgworkd.words.origin import Origin
+    from pgworkd.core.origin import Origin
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0
 TRANSACTION_WARN_S, TRANSACTION_BAD_S = 300.0, 3600.0

@@ -22,12 +22,12 @@ from pgworkd.cli.common import (
     settings_of,
 )
 from pgworkd.cli.output import as_json, is_terminal, note, out, table
-from pgworkd.words.validation import counted
+from pgworkd.core.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.queries import Stats, WorkerRow
-    from pgworkd.words.origin import Origin
+    from pgworkd.core.origin import Origin
 
 
 class Metric(StrEnum):

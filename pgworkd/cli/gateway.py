@@ -10,19 +10,19 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, log_notes, settings_of
 from pgworkd.cli.output import as_json, out, table
+from pgworkd.core.address import listed
+from pgworkd.core.validation import counted
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.process import stop_signals
-from pgworkd.words.address import listed
-from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     import socket
     from datetime import datetime
 
     from pgworkd.admin.admin import Admin
+    from pgworkd.core.access import TokenText
     from pgworkd.http.server import Server
     from pgworkd.settings.config import Settings
-    from pgworkd.words.access import TokenText
 
 tokens = typer.Typer(help="Add, list and revoke the tokens by which programs call the gateway.", no_args_is_help=True)
 Scope = Annotated[
@@ -70,9 +70,9 @@ def serve(
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     from pgworkd.cli.serve import spare_collector
+    from pgworkd.core import log
+    from pgworkd.core.address import parse_address
     from pgworkd.metrics.server import listen as bound
-    from pgworkd.words import log
-    from pgworkd.words.address import parse_address
 
     address = parse_address(settings.http_listen)
     with contextlib.closing(bound(address, f"http_listen ({settings.origin('http_listen')})")) as listener:
@@ -89,14 +89,14 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
     """The application; `requests`, `bodies`: what it logs."""
     from dataclasses import replace
 
+    from pgworkd.core import log
+    from pgworkd.core.events import Events
     from pgworkd.engine.life.heartbeat import end_process
     from pgworkd.http.app import Application
     from pgworkd.http.request.access import anyone
     from pgworkd.http.request.debug import log_request
     from pgworkd.http.request.gateway import Gateway
     from pgworkd.options import gateway_options
-    from pgworkd.words import log
-    from pgworkd.words.events import Events
 
     options = replace(gateway_options(settings, listener.getsockname()[0]), end_process=end_process)
     events = Events()
@@ -109,9 +109,9 @@ async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
     """Serves until a stop signal; the exit code."""
     import anyio
 
+    from pgworkd.core import log
     from pgworkd.fleet.sd_notify import SystemdNotifier
     from pgworkd.metrics.endpoint import bound
-    from pgworkd.words import log
 
     logger = log.logger()
     with stop_signals.received() as signals:
@@ -258,7 +258,7 @@ def _scopes(given: list[str]) -> dict[str, list[str] | None]:
 
 
 def _brief(scopes: str) -> str:
-    from pgworkd.words.access import SCOPES
+    from pgworkd.core.access import SCOPES
 
     found = json_.loads(scopes)
     in_order = sorted(found, key=list(SCOPES).index)

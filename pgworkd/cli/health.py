@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from pgworkd.admin.doctor_database import LockWait, Sessions
 from pgworkd.admin.doctor_queries import DEAD_MAX, DifferingSchedule, Health, QueueHealth
-from pgworkd.words.registration import SESSIONS_MIN
-from pgworkd.words.validation import counted
+from pgworkd.core.registration import SESSIONS_MIN
+from pgworkd.core.validation import counted
 
 OVERDUE_S = 60.0
 """A job that has been due for longer than this should have started: polls and leases are shorter."""

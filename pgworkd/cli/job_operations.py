@@ -25,8 +25,8 @@ from pgworkd.cli.common import (
     stdin_text,
 )
 from pgworkd.cli.output import as_json, note, out, parsed, table
+from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

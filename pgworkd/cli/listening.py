@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from pgworkd.core import log
 from pgworkd.metrics import REPORT_TO
-from pgworkd.words import log
 
 if TYPE_CHECKING:
     from pgworkd.metrics.samples import Source
@@ -32,9 +32,9 @@ def listening(settings: Settings, source: Callable[[], Source]) -> Iterator[None
     if not wanted(settings):
         yield
         return
+    from pgworkd.core.address import parse_address
     from pgworkd.metrics import endpoint
     from pgworkd.metrics.server import listen
-    from pgworkd.words.address import parse_address
 
     if _report_to is not None:
         with endpoint.reporting(source(), _report_to):

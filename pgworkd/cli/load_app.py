@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pgworkd.core.validation import closest
 from pgworkd.engine.registry import Registry
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import closest
 
 REASON_CHARS_MAX = 300
 _OURS = str(Path(__file__).parents[1]) + os.sep

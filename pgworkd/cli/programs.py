@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pgworkd.cli.load_app import load_app
+from pgworkd.core.validation import closest
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import Registry
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings
-from pgworkd.words.validation import closest
 
 
 class Program(NamedTuple):

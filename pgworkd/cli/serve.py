@@ -19,6 +19,8 @@ import anyio
 from pgworkd.cli import listening
 from pgworkd.cli.common import log_notes
 from pgworkd.cli.programs import Program, check_queues, program
+from pgworkd.core import events, log, traces
+from pgworkd.core.events import Events, Listener
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
@@ -30,8 +32,6 @@ from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.options import daemon_options
 from pgworkd.process import forks, output, stop_signals
 from pgworkd.settings.config import Settings, load
-from pgworkd.words import events, log, traces
-from pgworkd.words.events import Events, Listener
 
 if TYPE_CHECKING:
     from pgworkd.metrics.samples import Source

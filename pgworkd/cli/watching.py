@@ -9,16 +9,16 @@ import typer
 
 from pgworkd.cli.common import Dsn, log_notes, settings_of
 from pgworkd.cli.output import out
+from pgworkd.core.redaction import escaped
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process import stop_signals
-from pgworkd.words.redaction import escaped
 
 if TYPE_CHECKING:
     import socket
 
+    from pgworkd.core.events import Events
     from pgworkd.database.connection import ConnectionOptions
     from pgworkd.settings.config import Settings
-    from pgworkd.words.events import Events
 
 EXPORTER_LISTEN = "127.0.0.1:9465"
 ANSWER_S = 10.0
@@ -37,12 +37,12 @@ def exporter(
 
     It only reads, with one connection, and needs no more than the role reader.
     """
+    from pgworkd.core import log
+    from pgworkd.core.address import parse_address
+    from pgworkd.core.events import Events
     from pgworkd.metrics import server
     from pgworkd.options import connection_options
     from pgworkd.settings.file import quoted
-    from pgworkd.words import log
-    from pgworkd.words.address import parse_address
-    from pgworkd.words.events import Events
 
     settings = settings_of(dsn)
     try:
@@ -64,9 +64,9 @@ async def _export(listener: socket.socket, options: ConnectionOptions, events: E
     import anyio
     from anyio.from_thread import BlockingPortal
 
+    from pgworkd.core import log
     from pgworkd.metrics import endpoint
     from pgworkd.metrics.exporter import DatabaseSource
-    from pgworkd.words import log
 
     with stop_signals.received() as signals:
         async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
@@ -98,7 +98,7 @@ def health(
 
 def _own(settings: Settings) -> tuple[str, int]:
     """Where a daemon with these settings listens, as seen from this host."""
-    from pgworkd.words.address import parse_address
+    from pgworkd.core.address import parse_address
 
     if settings.metrics_listen is None:
         raise UsageError("no address given: pass --url http://127.0.0.1:9464, or set PGWORKD_METRICS_LISTEN")

@@ -30,10 +30,10 @@ from pgworkd.client.connections import AnyAsyncConnection, Step, SyncConnection,
 from pgworkd.client.new_job import FIELDS, META, NAME_CHARS_MAX, PAYLOAD, NewJob, new_ids, new_job, row, unexpected
 from pgworkd.client.statements import ADD_JOBS, BATCH_PROGRESS, CANCEL_BATCH, CREATE_BATCH, SEAL_BATCH
 from pgworkd.client.tracing import producing, ran
+from pgworkd.core.payload import encode
+from pgworkd.core.traces import added, current_context
+from pgworkd.core.validation import identity, text, whole
 from pgworkd.errors import UsageError
-from pgworkd.words.payload import encode
-from pgworkd.words.traces import added, current_context
-from pgworkd.words.validation import identity, text, whole
 
 FAILURES_MAX = 2**31 - 1
 

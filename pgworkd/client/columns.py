@@ -28,9 +28,9 @@ from pgworkd.client.new_job import (
     waits,
 )
 from pgworkd.client.tracing import Producing
+from pgworkd.core.payload import encode, encode_plain
+from pgworkd.core.traces import added
 from pgworkd.errors import UsageError
-from pgworkd.words.payload import encode, encode_plain
-from pgworkd.words.traces import added
 
 STATEMENT_ROWS, STATEMENT_CHARS = 5_000, 8 * 1024 * 1024  # more is no faster, but costs the server memory
 _STEP_ROWS = 100

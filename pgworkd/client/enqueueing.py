@@ -47,8 +47,8 @@ from pgworkd.client.new_job import (
 )
 from pgworkd.client.tracing import first_id, producing, ran, traced
 from pgworkd.client.workflow import Workflow
+from pgworkd.core.validation import identity
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import identity
 
 __all__ = [
     "Batch",

@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypedDict, get_args
 from uuid import UUID
 
+from pgworkd.core.payload import encode
+from pgworkd.core.validation import closest, instant, text, whole
 from pgworkd.errors import UsageError, delay_seconds
-from pgworkd.words.payload import encode
-from pgworkd.words.validation import closest, instant, text, whole
 
 NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**31 - 1
 

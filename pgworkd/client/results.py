@@ -23,9 +23,9 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core.validation import identity
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
-from pgworkd.words.validation import identity
 
 __all__ = ["Found", "JobFailed", "JobUnknown", "Results"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import anyio.to_thread
 
 from pgworkd.client.batches import Batch
-from pgworkd.words.decorated import is_async
-from pgworkd.words.job import Job
+from pgworkd.core.decorated import is_async
+from pgworkd.core.job import Job
 
 StreamFunction = Callable[[Any, Any], Any]
 

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from pgworkd.client.new_job import META, QUEUE
-from pgworkd.words import traces
-from pgworkd.words.error_report import describe_error
+from pgworkd.core import traces
+from pgworkd.core.error_report import describe_error
 
 _log = logging.getLogger("pgworkd.tracing")
 _tracer: tuple[Any, Any] | None = None

@@ -18,8 +18,8 @@ from uuid import UUID
 from pgworkd.client.connections import AnyAsyncConnection, SyncConnection, answered, depends, inserts, way
 from pgworkd.client.new_job import JobOptions, OnFailedDependency, Waits, job_with, new_ids, row, waits
 from pgworkd.client.tracing import ran, traced_all
+from pgworkd.core.validation import text
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import text
 
 STEP_CHARS_MAX = 200
 

@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
+from pgworkd.core.race import AllFailed, Failed, first
 from pgworkd.database.driver_errors import Unreachable, is_judgement, said
 from pgworkd.settings.conninfo import Conninfo, Host, is_address
-from pgworkd.words.race import AllFailed, Failed, first
 
 Answer = TypeVar("Answer")
 

@@ -16,6 +16,8 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd.core.dsn import dsn_fault
+from pgworkd.core.redaction import hide
 from pgworkd.database import session
 from pgworkd.database.addresses import Search, Toward
 from pgworkd.database.driver_errors import (
@@ -31,8 +33,6 @@ from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.process import forks
 from pgworkd.settings import tls
 from pgworkd.settings.conninfo import Host, conninfo
-from pgworkd.words.dsn import dsn_fault
-from pgworkd.words.redaction import hide
 
 Row = Sequence[Any]
 

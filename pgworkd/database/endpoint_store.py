@@ -6,9 +6,9 @@ import json
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pgworkd.core.fence import Fence
+from pgworkd.core.registration import Registration
 from pgworkd.database.connection import Connection, ConnectionOptions
-from pgworkd.words.fence import Fence
-from pgworkd.words.registration import Registration
 
 QUEUES_MAX = 1_000
 """Of those that one daemon serves."""

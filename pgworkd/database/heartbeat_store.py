@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from pgworkd.core.registration import token_of
+from pgworkd.core.source import Instructions
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.schema import VERSION
-from pgworkd.words.registration import token_of
-from pgworkd.words.source import Instructions
 
 _INSTRUCTIONS = """SELECT cancel_ids, cancel_attempts, settings, settings_version, differing,
     (SELECT version FROM pgworkd.schema_version), date_part('epoch', pgworkd.clock_after_waiting())

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import anyio
 
+from pgworkd.core.events import Events
 from pgworkd.database.connection import Listener
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import CHANNEL
 from pgworkd.errors import PgworkdError
-from pgworkd.words.events import Events
 
 
 class NotificationHandler(Protocol):

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+from pgworkd.core.registration import token_of
 from pgworkd.database.connection import ConnectionOptions, connect
 from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.database.schedule_store import ScheduleStore
 from pgworkd.errors import DatabaseBusy, DatabaseError
-from pgworkd.words.registration import token_of
 
 DAYS_AHEAD, DAYS_RULED_OUT = 7, 31
 """Days ahead for which the history has a partition; the same where rows of no day have to be read first."""

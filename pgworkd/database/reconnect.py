@@ -13,9 +13,9 @@ import random
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError
-from pgworkd.words import events
-from pgworkd.words.events import Events
 
 FIRST_S = 0.1
 CAP_S = 2.0

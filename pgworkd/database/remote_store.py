@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
+from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
+from pgworkd.core.fence import Fence
+from pgworkd.core.registration import Registration, token_of
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore, fence_columns
-from pgworkd.words.claims import ClaimedJob, ClaimOrder, Claims
-from pgworkd.words.fence import Fence
-from pgworkd.words.registration import Registration, token_of
 
 _REGISTER = "SELECT pgworkd.register($1, 0, $2, $3, $4, NULL, $5)"
 _HEARTBEATS = "SELECT worker, outcome, lease_s, requested FROM pgworkd.heartbeats($1, $2, $3)"

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pgworkd.core.source import Occurrence
 from pgworkd.database.connection import Connection
-from pgworkd.words.source import Occurrence
 
 _SCHEDULES = """SELECT e.name, e.cron, e.every_s, e.timezone, e.missed, e.revision, e.last_occurrence, e.at, e.broken,
         s.missed_grace_s, s.in_force_since

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from pgworkd.core.fence import Fence, Settling
+from pgworkd.core.job import Ending
+from pgworkd.core.source import Occurrence
 from pgworkd.database.connection import Connection
 from pgworkd.database.schedule_store import columns
-from pgworkd.words.fence import Fence, Settling
-from pgworkd.words.job import Ending
-from pgworkd.words.source import Occurrence
 
 LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""

@@ -12,6 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
 
+from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.job import Ending
+from pgworkd.core.origin import READ, Origin
+from pgworkd.core.registration import SESSIONS_MIN, Registration, token_of
+from pgworkd.core.source import Payload
 from pgworkd.database import schema
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
@@ -23,11 +28,6 @@ from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError
-from pgworkd.words.claims import ClaimOrder, Claims
-from pgworkd.words.job import Ending
-from pgworkd.words.origin import READ, Origin
-from pgworkd.words.registration import SESSIONS_MIN, Registration, token_of
-from pgworkd.words.source import Payload
 
 CHANNEL = "pgworkd"
 CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,

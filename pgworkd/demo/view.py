@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from pgworkd.words import events
-from pgworkd.words.redaction import escaped
+from pgworkd.core import events
+from pgworkd.core.redaction import escaped
 
 _PROBLEMS = {events.JOB_FAILED, events.JOB_DEAD, events.JOB_LOST, events.JOB_RELEASED}
 

@@ -9,13 +9,13 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core.claims import ClaimedJob
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Job, Outcome, Reason
+from pgworkd.core.registration import token_of
+from pgworkd.core.traces import Trace
 from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
-from pgworkd.words.claims import ClaimedJob
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Job, Outcome, Reason
-from pgworkd.words.registration import token_of
-from pgworkd.words.traces import Trace
 
 
 class Attempt:

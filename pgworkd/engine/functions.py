@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
+from pgworkd.core.decorated import innermost, is_async, outermost
+from pgworkd.core.job import Job
 from pgworkd.errors import UsageError
-from pgworkd.words.decorated import innermost, is_async, outermost
-from pgworkd.words.job import Job
 
 Mode = Literal["loop", "thread", "process"]
 _ANY = (dict, dict[str, Any], dict[str, object], Any, object)

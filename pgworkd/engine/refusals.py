@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.validation import counted
 from pgworkd.errors import DatabaseBusy, DatabaseError
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.validation import counted
 
 REFUSED_S = 5.0
 """A failure that passes within this time is not reported."""

@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 from pgworkd.client.batch_types import BatchOptions
 from pgworkd.client.batches import AsyncT, Batch, Opening, SyncT, batch
 from pgworkd.client.streams import stream_handler, stream_kind
+from pgworkd.core.backoff import Backoff
+from pgworkd.core.recurrence import MISSED_GRACE_S, Recurrence
 from pgworkd.database.signal_store import AlertRule
 from pgworkd.engine.functions import Mode, examined, name_of
 from pgworkd.errors import UsageError
 from pgworkd.process import cpus
-from pgworkd.words.backoff import Backoff
-from pgworkd.words.recurrence import MISSED_GRACE_S, Recurrence
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.histogram import Histogram
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.refusals import Refusals
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.histogram import Histogram
 
 KINDS_MAX = 200
 """Kinds of the app, and others, that are counted apart: a program that makes a kind per job must not fill a metric."""

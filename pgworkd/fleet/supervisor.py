@@ -23,6 +23,8 @@ from uuid import UUID
 import anyio
 from anyio.abc import Process
 
+from pgworkd.core.log import logger as _logger
+from pgworkd.core.registration import Registration, token_of
 from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.run import liveness_pipe
@@ -33,8 +35,6 @@ from pgworkd.fleet.workers import ChildProcess
 from pgworkd.metrics import REPORT_TO, ReportingProcess
 from pgworkd.process import forks, local_sockets
 from pgworkd.settings.file import NAME_CHARS_MAX
-from pgworkd.words.log import logger as _logger
-from pgworkd.words.registration import Registration, token_of
 
 STRIKES = 4  # checks, each a tenth of the watchdog's timeout apart, that must find a process late
 START_S = 90.0  # maximum time until the first ping, which comes after the import of the app

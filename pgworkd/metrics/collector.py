@@ -8,11 +8,11 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pgworkd.core.histogram import BOUNDS_S
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.metrics.daemon import DaemonSource
 from pgworkd.metrics.families import FAMILIES, Family
 from pgworkd.metrics.samples import Labels, Source, Value
-from pgworkd.words.histogram import BOUNDS_S
 
 _BOUNDS = (*(repr(bound) for bound in BOUNDS_S), "+Inf")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import anyio
 
+from pgworkd.core.address import Address, parse_address
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
 from pgworkd.metrics.daemon import DaemonSource
@@ -17,7 +18,6 @@ from pgworkd.metrics.page import OPENMETRICS, TEXT, MetricsPage, accepts_openmet
 from pgworkd.metrics.samples import Check, Source, dumped
 from pgworkd.metrics.server import PageServer, Reply, listen, listen_at
 from pgworkd.settings.file import quoted
-from pgworkd.words.address import Address, parse_address
 
 SNAPSHOT = "/snapshot"
 _JSON, _PLAIN = "application/json; charset=utf-8", "text/plain; charset=utf-8"

@@ -12,6 +12,8 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from pgworkd.core.events import Events
+from pgworkd.core.redaction import redact
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.reconnect import Outage
@@ -20,8 +22,6 @@ from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.metrics import queries
 from pgworkd.metrics.daemon import BUILD
 from pgworkd.metrics.samples import Check, Labels, Samples, Value
-from pgworkd.words.events import Events
-from pgworkd.words.redaction import redact
 
 STATEMENT_S = 2.5
 """Of one statement, in seconds; the server gives up at 2 s."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import accumulate
 
+from pgworkd.core.histogram import BOUNDS_S
 from pgworkd.metrics.families import FAMILIES, Family
 from pgworkd.metrics.samples import Labels, Samples
-from pgworkd.words.histogram import BOUNDS_S
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

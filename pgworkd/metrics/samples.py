@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from pgworkd.core.histogram import Histogram
 from pgworkd.engine.tallies import OTHER
 from pgworkd.metrics.families import FAMILIES
-from pgworkd.words.histogram import Histogram
 
 Durations: TypeAlias = "tuple[list[int], float]"
 """Counts by `histogram.BOUNDS_S`, not cumulative, and the sum in seconds."""

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
+from pgworkd.core.address import Address
+from pgworkd.core.log import logger as _logger
 from pgworkd.errors import UsageError
 from pgworkd.process import forks, local_sockets
-from pgworkd.words.address import Address
-from pgworkd.words.log import logger as _logger
 
 THREADS = 4
 BACKLOG = 64

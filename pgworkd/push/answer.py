@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import clean_text
 from pgworkd.errors import InvalidPayload
-from pgworkd.words.json_text import JsonText
-from pgworkd.words.payload import clean_text
 
 OUTCOME = "pgworkd-outcome"
 """The header by which a receiver says what is to become of the attempt, whatever the status."""

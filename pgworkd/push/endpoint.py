@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 from urllib.parse import SplitResult
 
+from pgworkd.core.validation import text
 from pgworkd.errors import UsageError
 from pgworkd.push.guard import check_url
 from pgworkd.push.secrets import check_name
-from pgworkd.words.validation import text
 
 HEADERS_MAX, HEADER_CHARS_MAX = 20, 2_000
 Mode = Literal["sync", "callback"]

@@ -12,13 +12,13 @@ from uuid import uuid4
 
 from pydantic_core import to_json
 
+from pgworkd.core.job import Job
+from pgworkd.core.json_text import JsonText
 from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze
 from pgworkd.push import message, secrets
 from pgworkd.push.answer import EndpointAnswer, PushEnding, Verdict, described, verdict
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
-from pgworkd.words.job import Job
-from pgworkd.words.json_text import JsonText
 
 AGAIN_S = 30.0
 """A job that may run once, and could not be sent, is sent again after this long."""

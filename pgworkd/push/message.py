@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from pgworkd.words.json_text import JsonText
+from pgworkd.core.json_text import JsonText
 
 TRACE_CHARS_MAX = 512
 """What a receiver of `tracestate` must take, by the same text; more is not sent."""

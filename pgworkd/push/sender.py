@@ -11,10 +11,10 @@ from urllib.parse import SplitResult
 import anyio
 import httpcore
 
+from pgworkd.core.payload import BYTES_MAX, clean_text
 from pgworkd.push.answer import EndpointAnswer
 from pgworkd.push.connections import Connections
 from pgworkd.push.guard import PORTS, AddressRefused, GuardedNetwork, Resolve, look_up
-from pgworkd.words.payload import BYTES_MAX, clean_text
 
 SAID_BYTES_MAX = 300
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+from pgworkd.core.assignment import sealed
+from pgworkd.core.events import Events
+from pgworkd.core.registration import Registration
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseUnavailable, LeaseLost
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.message import CallbackOffer
-from pgworkd.words.assignment import sealed
-from pgworkd.words.events import Events
-from pgworkd.words.registration import Registration
 
 PATH = "/v1/assignments/"
 """Below the address of a gateway."""

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.json_text import JsonText
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
@@ -16,9 +19,6 @@ from pgworkd.push.answer import Effect, EndpointAnswer, PushEnding, Verdict, is_
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered
 from pgworkd.push_daemon.callbacks import Callbacks
 from pgworkd.push_daemon.routes import Target
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.json_text import JsonText
 
 FROZEN_S = 2.0
 """A request that ends this much later than it may: this daemon was stopped meanwhile, or had no CPU."""

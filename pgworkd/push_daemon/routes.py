@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
 from pgworkd.database.endpoint_store import QUEUES_MAX, EndpointRoute
 from pgworkd.errors import UsageError
 from pgworkd.push import secrets
 from pgworkd.push.answer import EndpointAnswer
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import Sender
-from pgworkd.words import events
-from pgworkd.words.events import Events
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
 """An endpoint pauses for that long, each time twice as long until a request succeeds."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pgworkd.core.error_report import ErrorFacts
+from pgworkd.core.job import Ending, Outcome, Reason
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler
 from pgworkd.engine.run.runner import Runner
 from pgworkd.push.answer import PushEnding
 from pgworkd.push_daemon.delivery import Delivery, NotDone
-from pgworkd.words.error_report import ErrorFacts
-from pgworkd.words.job import Ending, Outcome, Reason
 
 RELEASED_S_MIN = 1.0
 """A job that is given back waits at least this long: nothing counts how often that happens."""

@@ -12,12 +12,12 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Fence
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import LOCKED, LOST, News, RemoteStore
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Fence
 
 PERIOD_S = 1.0
 """Between two statements."""

@@ -6,6 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from pgworkd.core.assignment import sealed
+from pgworkd.core.claims import ClaimedJob
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Reason
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
@@ -13,10 +17,6 @@ from pgworkd.errors import DatabaseError, WorkerLost
 from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
-from pgworkd.words.assignment import sealed
-from pgworkd.words.claims import ClaimedJob
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Reason
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads of one answer; what does not fit is given back."""

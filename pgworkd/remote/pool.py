@@ -14,6 +14,10 @@ from uuid import uuid4
 
 import anyio
 
+from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Reason
 from pgworkd.database import remote_store
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
@@ -22,10 +26,6 @@ from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
-from pgworkd.words.claims import ClaimOrder, Claims
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Reason
 
 CLAIM_MAX = 200
 """Jobs of one claim: while its answers are written, the database makes the next one."""

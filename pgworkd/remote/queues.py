@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
 from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.remote.pool import RemotePool
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
 
 
 class RemoteQueues:

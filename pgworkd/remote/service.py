@@ -12,6 +12,9 @@ from collections.abc import Collection, Sequence
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Rescued, Store
@@ -29,9 +32,6 @@ from pgworkd.remote.queues import RemoteQueues
 from pgworkd.remote.settles import EndedAttempt, Settles
 from pgworkd.remote.watch import Watch
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome
 
 LEASE_S, HEARTBEAT_S = 10.0, 2.5
 """Of the gateway itself: as short as the shortest lease of a worker, which else is judged with a delay: see had_time().

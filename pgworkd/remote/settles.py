@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import LOCKED_CAP_S
@@ -21,8 +23,6 @@ from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
 from pgworkd.remote.workers import RemoteWorkers
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Ending, Outcome
 
 LOCKED_S = 5.0
 """A locked row is tried again for this long; then the worker is told to do so."""

@@ -15,15 +15,15 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Fence
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.errors import PgworkdError
 from pgworkd.remote.claims import VALID_S
 from pgworkd.remote.settles import Settles
 from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Fence
 
 PERIOD_S = 5.0
 RECOUNT_PERIOD_S = 1.0

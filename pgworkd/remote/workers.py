@@ -14,14 +14,14 @@ from uuid import UUID, uuid4
 
 import anyio
 
+from pgworkd.core.assignment import is_sealed, parsed
+from pgworkd.core.fence import Fence
+from pgworkd.core.registration import Registration
 from pgworkd.database.endpoint_store import PUSH_WORKER
 from pgworkd.database.remote_store import ASSIGNMENTS, News, RemoteStore
 from pgworkd.database.remote_store import StoredWorker as Stored
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import LeaseLost, UsageError, WorkerLost
-from pgworkd.words.assignment import is_sealed, parsed
-from pgworkd.words.fence import Fence
-from pgworkd.words.registration import Registration
 
 FORGET_LEASES = 3
 """A worker that was not heard of here for this many leases is forgotten; it is looked up again when it calls."""

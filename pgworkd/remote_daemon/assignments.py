@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from pgworkd.words.registration import token_of
+from pgworkd.core.registration import token_of
 
 Attempt = tuple[UUID, int]
 """A job's id, and the number of the attempt."""

@@ -13,6 +13,9 @@ from typing import Any
 import anyio
 import httpx
 
+from pgworkd.core import json_reader
+from pgworkd.core.redaction import hide_secret, redact
+from pgworkd.core.registration import token_of
 from pgworkd.errors import (
     AccessRefused,
     DatabaseBusy,
@@ -25,9 +28,6 @@ from pgworkd.errors import (
     WorkerLost,
 )
 from pgworkd.process import forks
-from pgworkd.words import json_reader
-from pgworkd.words.redaction import hide_secret, redact
-from pgworkd.words.registration import token_of
 
 LEASE_S_MIN = 10.0
 """The shortest lease that a gateway accepts, in seconds."""

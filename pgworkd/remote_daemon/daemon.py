@@ -10,6 +10,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
+from pgworkd.core.source import Instructions, WorkSource
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
@@ -25,9 +28,6 @@ from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.heartbeats import RemoteInstructions
 from pgworkd.remote_daemon.pool import LongPollPool
 from pgworkd.remote_daemon.store import GatewayStore
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
-from pgworkd.words.source import Instructions, WorkSource
 
 NO_DATABASE = "needs the database, and this daemon works through a gateway: serve its queue with a daemon that has one"
 

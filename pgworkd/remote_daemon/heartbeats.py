@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from pgworkd.core.source import Instructions
 from pgworkd.errors import WorkerLost
 from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import GatewayAddress, GatewayClient
-from pgworkd.words.source import Instructions
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,16 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
+from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
+from pgworkd.core.fence import Fence, Settlement, Settling
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.registration import Registration
+from pgworkd.core.source import Occurrence, Payload
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import CONFLICT, GatewayAddress, GatewayClient, problem
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
-from pgworkd.words.claims import ClaimedJob, ClaimOrder, Claims
-from pgworkd.words.fence import Fence, Settlement, Settling
-from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.registration import Registration
-from pgworkd.words.source import Occurrence, Payload
 
 WAIT_S = 20.0
 """How long a claim waits for a job: shorter than proxies cut a silent request off."""

@@ -29,6 +29,11 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from pgworkd.core.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
+from pgworkd.core.dsn import redacted
+from pgworkd.core.durations import seconds_of
+from pgworkd.core.mail_url import is_mail_address, mail_server
+from pgworkd.core.redaction import hide
 from pgworkd.errors import UsageError
 from pgworkd.settings.conninfo import conninfo
 from pgworkd.settings.conninfo import notes as without_effect
@@ -43,11 +48,6 @@ from pgworkd.settings.file import (
     unknown_names,
 )
 from pgworkd.settings.tls import weakness
-from pgworkd.words.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
-from pgworkd.words.dsn import redacted
-from pgworkd.words.durations import seconds_of
-from pgworkd.words.mail_url import is_mail_address, mail_server
-from pgworkd.words.redaction import hide
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ENVIRONMENT = re.compile(r"[\w.-]{1,200}")

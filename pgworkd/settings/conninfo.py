@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+from pgworkd.core.dsn import PORT_MAX, dsn_fault, parameters, passwords
+from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
 from pgworkd.settings.file import quoted
 from pgworkd.settings.libpq import (
@@ -25,8 +27,6 @@ from pgworkd.settings.libpq import (
     VERIFYING,
     WITHOUT_EFFECT,
 )
-from pgworkd.words.dsn import PORT_MAX, dsn_fault, parameters, passwords
-from pgworkd.words.validation import closest
 
 SOCKETS = ("/run/postgresql", "/var/run/postgresql", "/tmp", "/private/tmp")  # noqa: S108 # nosec B108 # Postgres' own
 """Where Postgres listens on this host; without a host each is tried, and then localhost, as the driver does."""

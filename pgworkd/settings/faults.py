@@ -8,8 +8,8 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from pgworkd.core.dsn import QUOTED
 from pgworkd.settings.file import quoted
-from pgworkd.words.dsn import QUOTED
 
 
 def contradictions(lease_s: float, heartbeat_s: float, command_timeout_s: float) -> dict[str, str]:

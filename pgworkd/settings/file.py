@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import closest
 
 PREFIX = "PGWORKD_"
 FILE_DEFAULT = "pgworkd.toml"

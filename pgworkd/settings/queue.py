@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pgworkd.core.backoff import Backoff
+from pgworkd.core.durations import UNITS_S, seconds_of
 from pgworkd.errors import DELAY_S_MAX, UsageError
 from pgworkd.settings.file import CONCURRENCY_MAX, quoted
-from pgworkd.words.backoff import Backoff
-from pgworkd.words.durations import UNITS_S, seconds_of
 
 LIMIT_MAX = 1_000_000
 PERIOD_S_MIN = 0.001

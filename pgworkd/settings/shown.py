@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pgworkd.core.dsn import redacted
+from pgworkd.core.redaction import redact
 from pgworkd.settings.config import Settings
-from pgworkd.words.dsn import redacted
-from pgworkd.words.redaction import redact
 
 
 def describe(settings: Settings) -> list[tuple[str, str, str]]:

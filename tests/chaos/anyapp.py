@@ -17,7 +17,7 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
-from pgworkd.words.payload import encode
+from pgworkd.core.payload import encode
 from tests.chaos import workload
 from tests.chaos.producer import Producer
 

@@ -13,21 +13,21 @@ _PROGRAMS = "tests/engine/test_programs_connect.py"
 BUGS = (
     python(
         "a silent address is waited for until the limit",
-        "words/race",
+        "core/race",
         "                with anyio.move_on_after(stagger_s):\n                    await ended.wait()\n",
         "                await ended.wait()\n",
         tests=_ADDRESSES,
     ),
     python(
         "with many silent addresses the last is never tried",
-        "words/race",
+        "core/race",
         "stagger_s = min(STAGGER_S, limit_s / 2 / max(1, len(attempts)))",
         "stagger_s = STAGGER_S",
         tests=_ADDRESSES,
     ),
     python(
         "an attempt begins although another has succeeded",
-        "words/race",
+        "core/race",
         "                if found or final:\n                    break\n",
         "",
         tests=_ADDRESSES,
@@ -169,7 +169,7 @@ BUGS = (
     ),
     python(
         "a plus in a DSN is read as a blank",
-        "words/dsn",
+        "core/dsn",
         "{unquote(name): unquote(value) for name, _, value in pairs}",
         '{unquote(name): unquote(value.replace("+", " ")) for name, _, value in pairs}',
         tests=_CONNINFO,

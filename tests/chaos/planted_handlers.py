@@ -171,21 +171,21 @@ BUGS = (
     ),
     python(
         "tracebacks begin with frames of the engine",
-        "words/error_report",
+        "core/error_report",
         "    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_ENGINE):\n",
         "    while False:\n",
         tests="tests/engine/test_tracebacks.py",
     ),
     python(
         "an application's structlog is configured anew",
-        "words/log",
+        "core/log",
         "    if not _is_applications():\n        structlog.configure",
         "    if True:\n        structlog.configure",
         tests=_CONSOLE,
     ),
     python(
         "lines of an application's own structlog do not name the job",
-        "words/log",
+        "core/log",
         "    _own = structlog.wrap_logger(factory(), processors=processors, **shared)\n",
         "    _own = structlog.wrap_logger(factory(), processors=processors, **shared)\n    return\n",
         tests=_CONSOLE,
@@ -199,7 +199,7 @@ BUGS = (
     ),
     python(
         "a line of a terminal has all digits of a duration",
-        "words/console",
+        "core/console",
         "        return prefix + duration(value)\n",
         "        return prefix + str(value)\n",
         tests=_CONSOLE,
@@ -269,7 +269,7 @@ BUGS = (
     ),
     python(
         "a transaction without async is a riddle",
-        "words/job",
+        "core/job",
         "    def __enter__(self) -> NoReturn:\n        if",
         "    def _enter(self) -> NoReturn:\n        if",
         tests="tests/engine/test_transactions.py",

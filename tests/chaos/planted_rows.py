@@ -160,14 +160,14 @@ BUGS = (
     ),
     python(
         "a range of one value with a step goes on to the end",
-        "words/recurrence",
+        "core/recurrence",
         "found[1] if _is_one(found[1], found[2]) else found[0]",
         "found[0]",
         tests="tests/unit/test_cron_dialects.py",
     ),
     python(
         "an interval ignores its time zone",
-        "words/recurrence",
+        "core/recurrence",
         '        elif self.timezone != "UTC":\n',
         "        elif False:\n",
         tests="tests/unit/test_schedule.py tests/unit/test_cron_dialects.py",

@@ -70,7 +70,7 @@ BUGS = (
     ),
     python(
         "results of other than JSON types are rejected",
-        "words/payload",
+        "core/payload",
         'return encode(value, "result", object_only=False, convert=True)',
         'return encode(value, "result", object_only=False)',
         tests="tests/unit/test_result_types.py",
@@ -84,14 +84,14 @@ BUGS = (
     ),
     python(
         "an error summary has many lines",
-        "words/error_report",
+        "core/error_report",
         '        message = " ".join(self.message.split())\n',
         "        message = self.message\n",
         tests="tests/unit/test_error_report.py",
     ),
     python(
         "payload values appear in errors",
-        "words/error_report",
+        "core/error_report",
         "_faults(exc) if isinstance(exc, ValidationError) else str(exc)",
         "str(exc)",
         tests="tests/unit/test_error_report.py",

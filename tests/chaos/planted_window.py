@@ -30,7 +30,7 @@ BUGS = (
     ),
     python(
         "one job is printed as plural",
-        "words/validation",
+        "core/validation",
         "noun if count == 1 else plural",
         "plural",
         tests="tests/unit/test_words.py",

@@ -12,12 +12,12 @@ import pytest
 from pgworkd import App, DeadJob, Job
 from pgworkd.admin import Admin
 from pgworkd.cli.common import hinted
+from pgworkd.core import events
 from pgworkd.database import settles
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import DatabaseUnavailable, OutcomeUnknown, PermanentError
 from pgworkd.settings.config import Settings
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, until
 from tests.kits.proxy import Message, Proxy
 

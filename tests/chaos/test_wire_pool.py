@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd.core.events import Events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.listener import NotificationListener
 from pgworkd.database.store import CHANNEL, Store
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words.events import Events
 from tests.engine.test_leaks import CONNECTIONS, open_files
 from tests.kits.daemon import until
 from tests.kits.proxy import Proxy

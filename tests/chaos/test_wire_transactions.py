@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 from tests.kits.proxy import Message, Proxy
 from tests.kits.server import set_read_only

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of
 from tests.kits.daemon import Recorder, insert, running, until
 from tests.kits.process import TABLES

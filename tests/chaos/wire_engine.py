@@ -7,6 +7,10 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core.claims import ClaimedJob, ClaimOrder
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Fence
+from pgworkd.core.source import Instructions
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.life.heartbeat import Heartbeat
@@ -14,10 +18,6 @@ from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.tallies import Tallies
-from pgworkd.words.claims import ClaimedJob, ClaimOrder
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Fence
-from pgworkd.words.source import Instructions
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert, until
 from tests.kits.settles import complete

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgworkd.admin import Admin
-from pgworkd.words.recurrence import Recurrence
+from pgworkd.core.recurrence import Recurrence
 from tests.chaos.wire_kit import Operation
 from tests.chaos.wire_routes import Route
 from tests.kits.daemon import insert

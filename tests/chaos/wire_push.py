@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 from uuid import uuid4
 
+from pgworkd.core.assignment import sealed
+from pgworkd.core.claims import ClaimOrder
+from pgworkd.core.fence import Fence
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.database.remote_store import ClaimWaiter, RemoteStore
-from pgworkd.words.assignment import sealed
-from pgworkd.words.claims import ClaimOrder
-from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of, told_by
 from tests.chaos.wire_routes import slug_of, told_by_problem
 from tests.chaos.wire_workers import Complete, Extend, Fail, OfWorker, Release

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 from uuid import UUID, uuid4
 
+from pgworkd.core.claims import ClaimOrder
+from pgworkd.core.fence import Fence
+from pgworkd.core.registration import Registration
 from pgworkd.database.remote_store import RENEWED, ClaimWaiter, RemoteStore
-from pgworkd.words.claims import ClaimOrder
-from pgworkd.words.fence import Fence
-from pgworkd.words.registration import Registration
 from tests.chaos.wire_kit import Operation, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert
 from tests.kits.settles import complete, failed, released, settle

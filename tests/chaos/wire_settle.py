@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import anyio
 
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
-from pgworkd.words.job import Ending, Outcome
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of
 

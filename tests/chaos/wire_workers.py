@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from pgworkd.core.assignment import sealed
+from pgworkd.core.claims import ClaimOrder
+from pgworkd.core.fence import Fence
 from pgworkd.database.remote_store import ClaimWaiter, RemoteStore
-from pgworkd.words.assignment import sealed
-from pgworkd.words.claims import ClaimOrder
-from pgworkd.words.fence import Fence
 from tests.chaos.wire_kit import STUCK_S, Operation, Told, differs, rows_of
 from tests.chaos.wire_routes import Route, slug_of, told_by_problem
 from tests.kits.daemon import insert, until

@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 
+from pgworkd.core import events, log
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
@@ -28,7 +29,6 @@ from pgworkd.engine.run import unknown_kinds
 from pgworkd.process import output, stop_signals
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.remote_daemon.store import GatewayStore
-from pgworkd.words import events, log
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.deadly import arm, make_deadly
 from tests.chaos.history import of_this_process

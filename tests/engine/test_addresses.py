@@ -16,13 +16,13 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.client import enqueue
+from pgworkd.core import events, race
 from pgworkd.database import addresses, connection
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.database.transactions import RequestPool, TransactionPool
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError
-from pgworkd.words import events, race
 from tests.kits.addresses import WRONG, Wrong, name_resolves, silent
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy

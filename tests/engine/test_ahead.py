@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
+from pgworkd.core.job import Reason
 from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
-from pgworkd.words.job import Reason
 from tests.kits.apps import (
     QUICK,
     RUNNING,

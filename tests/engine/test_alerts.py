@@ -12,9 +12,9 @@ import pytest
 from pgworkd import App, PermanentError
 from pgworkd.alerts.alert import Alert
 from pgworkd.alerts.digest import Digest, before, summary
+from pgworkd.core.recurrence import Recurrence
 from pgworkd.engine.life import signals
 from pgworkd.errors import UsageError
-from pgworkd.words.recurrence import Recurrence
 from tests.kits.daemon import insert, running, until
 from tests.kits.models import in_time
 

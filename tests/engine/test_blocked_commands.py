@@ -21,6 +21,8 @@ from anyio.to_thread import run_sync
 from pgworkd import App
 from pgworkd.cli import gateway, serve
 from pgworkd.cli.programs import program
+from pgworkd.core import events as names
+from pgworkd.core.registration import Registration
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.fleet.supervisor import Supervisor
 from pgworkd.http.app import Application
@@ -29,8 +31,6 @@ from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
 from pgworkd.settings.config import load
-from pgworkd.words import events as names
-from pgworkd.words.registration import Registration
 from tests.kits.commands import NOWHERE, Start, Systemd, events, logged, start, systemd, waits_until
 from tests.kits.daemon import Recorder, insert, quick_options, running, until
 from tests.kits.metrics import address_of, fetch

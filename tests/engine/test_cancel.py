@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.words import events
 from tests.kits.apps import Gauge
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 

@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.database import claim_connections
 from pgworkd.database.claim_connections import CONNECTIONS_MAX, ClaimConnections
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import OutcomeUnknown
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
 
 WITHIN_S = 1.0

@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 from anyio.to_thread import run_sync
 
+from pgworkd.core.events import Events
 from pgworkd.engine.refusals import REFUSED_S, Refusals
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words.events import Events
 from tests.kits.commands import Start, Systemd, events, logged, start, systemd, waits_until
 from tests.kits.daemon import insert
 from tests.kits.metrics import address_of, fetch

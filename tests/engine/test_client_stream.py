@@ -15,8 +15,8 @@ import pytest
 
 from pgworkd.client import NewJob, columns, connections, enqueue_many
 from pgworkd.client.new_job import row
+from pgworkd.core.payload import encode, encode_plain
 from pgworkd.errors import UsageError
-from pgworkd.words.payload import encode, encode_plain
 from tests.kits.drivers import in_autocommit, settled, stored
 
 

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.words import events
 from tests.kits.apps import Gauge
 from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 

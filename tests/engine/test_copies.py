@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life import startup
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.metrics.daemon import DaemonSource
-from pgworkd.words import events
 from tests.kits.cli import CANARY, Shell, clean, shell
 from tests.kits.daemon import Recorder, insert, made, quick_options, running, until, waits_for_status
 from tests.kits.gateway import calling

@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.words import events
-from pgworkd.words.job import Reason
+from pgworkd.core import events
+from pgworkd.core.job import Reason
 from tests.kits import decorators
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.decorators import CONNECTION, PASSING

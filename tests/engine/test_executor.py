@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core.claims import Claims
 from pgworkd.database.store import Store
 from pgworkd.engine.claim.poll_mode import PollMode
 from pgworkd.engine.claim.pool import Pool
-from pgworkd.words.claims import Claims
 from tests.kits.daemon import insert, running, until
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.kits.cli import Shell, clean, shell
 from tests.kits.daemon import running
 

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database.store import Store
-from pgworkd.words import events
 from tests.kits.daemon import daemon_of, insert, running, status, until, waits_for_status
 
 SOON = "clock_timestamp() + interval '1 s'"

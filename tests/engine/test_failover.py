@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.apps import Sleepers
 from tests.kits.daemon import daemon_of, insert, until, waits_for_status
 

@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core.claims import ClaimOrder, Claims
 from pgworkd.database.store import Store
 from pgworkd.engine.claim import poll_mode, pool
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.words.claims import ClaimOrder, Claims
 from tests.kits.apps import Gauge
 from tests.kits.daemon import running, until
 from tests.kits.flow import Log, all_finished, fill, fleet, most_in_window, observed, settings, take_ids

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life import maintenance
 from pgworkd.errors import PermanentError
-from pgworkd.words import events
 from tests.kits.batches import counts_of, crowd, effects, exact
 from tests.kits.daemon import insert, running, until, waits_for_status
 

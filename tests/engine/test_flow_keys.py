@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits import process
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.flow import Log, all_finished, fill, fleet

@@ -12,11 +12,11 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd.core.claims import ClaimOrder
 from pgworkd.database import session
 from pgworkd.database.connection import ConnectionOptions, connect
 from pgworkd.database.store import CLAIM
 from pgworkd.engine.claim.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
-from pgworkd.words.claims import ClaimOrder
 from tests.engine.test_large_work import insert_large
 from tests.kits.daemon import until
 

@@ -19,12 +19,12 @@ import pytest
 from pgworkd import App
 from pgworkd.cli import serve
 from pgworkd.cli.programs import Program
+from pgworkd.core import events, log
+from pgworkd.core.events import Events
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.settings.config import load
-from pgworkd.words import events, log
-from pgworkd.words.events import Events
 from tests.kits.daemon import LIMIT_S, insert, quick_options, until, waits_for_status
 
 Said = list[str]

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from pgworkd import App
-from pgworkd.words import log
+from pgworkd.core import log
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import SchemaError
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, insert, quick_options, status, until, waits_for_status
 
 

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.run import large_payloads
 from pgworkd.engine.settle import settler
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy
 

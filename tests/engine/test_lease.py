@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.life.heartbeat import boot_time_s
-from pgworkd.words import events
 from tests.kits.apps import Sleepers
 from tests.kits.daemon import LEFT_S, daemon_of, insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 import asyncpg
 
+from pgworkd.core.registration import Registration
+from pgworkd.core.source import Instructions
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
-from pgworkd.words.registration import Registration
-from pgworkd.words.source import Instructions
 from tests.kits.daemon import until
 from tests.kits.proxy import Proxy
 

@@ -9,11 +9,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.kits.apps import Sleepers
 from tests.kits.daemon import Recorder, daemon_of, insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy

@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.words import events
 from tests.kits import process
 from tests.kits.daemon import LEASE_S, daemon_of, insert, until, waits_for_status
 from tests.kits.proxy import Proxy

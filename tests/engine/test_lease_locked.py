@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 
 from pgworkd import App
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.apps import Sleepers
 from tests.kits.daemon import daemon_of, insert, until, waits_for_status
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pgworkd import App, PermanentError
 from pgworkd.alerts.mail import MailError, mail, send_mail
+from pgworkd.core.mail_url import mail_server
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import load
 from pgworkd.settings.shown import describe
-from pgworkd.words.mail_url import mail_server
 from tests.kits.alerts import MailHost
 from tests.kits.cli import clean
 from tests.kits.daemon import insert, running, until
@@ -84,7 +84,7 @@ async def test_tls_is_required_and_the_password_goes_through_it(settings: Use, c
 async def _send_as_if_remote(host: MailHost) -> None:
     """This host is exempt from TLS: so pretend that it is another."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pgworkd.words.mail_url._is_here", lambda _: False)
+        patch.setattr("pgworkd.core.mail_url._is_here", lambda _: False)
         await send_mail("ops@example.com", "s", "t", "k")
 
 

@@ -8,10 +8,10 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
-from pgworkd.words import events
 from tests.kits.apps import app_of_one
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.server import set_read_only

@@ -15,11 +15,11 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words import events
 from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 from tests.kits.schema import plain_user

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
 pytestmark = pytest.mark.usefixtures("soon_asked")

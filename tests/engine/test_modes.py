@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, insert, quick_options, running, status, until, waits_for_status
 
 

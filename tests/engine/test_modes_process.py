@@ -19,8 +19,8 @@ import pytest
 from pydantic import BaseModel
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, DeadJob
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.apps import cancel_this_task
 from tests.kits.daemon import insert, running, until, waits_for_status
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import PermanentError
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import LeaseLost, Snooze
-from pgworkd.words import events
 from tests.kits.apps import dead_end
 from tests.kits.daemon import insert, running, until, waits_for_status
 

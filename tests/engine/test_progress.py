@@ -12,11 +12,11 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
+from pgworkd.core.job import PROGRESS_CHARS_MAX
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.words import events
-from pgworkd.words.job import PROGRESS_CHARS_MAX
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 SAID = "SELECT done, message FROM pgworkd.job_progress WHERE id = $1"

@@ -10,8 +10,8 @@ import pytest
 from anyio.to_thread import run_sync
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.engine.test_cli_health import found
 from tests.http.test_workers import insert as insert_remote
 from tests.kits.batches import depend

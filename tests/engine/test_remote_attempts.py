@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.kits.daemon import running
 from tests.kits.remote import Waiter, claim_for, registered
 from tests.kits.verbs import Db, one, statuses

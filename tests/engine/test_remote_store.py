@@ -10,6 +10,10 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from pgworkd.core.claims import ClaimOrder
+from pgworkd.core.fence import Fence, Settlement
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.registration import Registration, token_of
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.remote_store import (
     LOCKED,
@@ -21,10 +25,6 @@ from pgworkd.database.remote_store import (
     RemoteStore,
     StoredWorker,
 )
-from pgworkd.words.claims import ClaimOrder
-from pgworkd.words.fence import Fence, Settlement
-from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.registration import Registration, token_of
 from tests.kits.settles import COMPLETED, complete, failed, released, settle
 from tests.kits.verbs import Db, cancel, insert, live, one, over, statuses
 

@@ -10,9 +10,9 @@ import anyio.lowlevel
 import asyncpg
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 DAYS = 30

@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.errors import Snooze
-from pgworkd.words import events
 from tests.kits.apps import Ordinary, cancel_this_task, outlived, run_ordinary, tasks_now, tenant, this_task
 from tests.kits.daemon import insert, running, until, waits_for_status
 

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.kits.daemon import running, until
 
 SELDOM = Periods(rescue_s=0.1, schedules_s=3600)

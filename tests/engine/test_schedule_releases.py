@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.cli import Shell, clean, shell
 from tests.kits.daemon import running, until
 

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.words import events
 from tests.kits.apps import Gauge
 from tests.kits.daemon import insert, running, until, waits_for_status
 

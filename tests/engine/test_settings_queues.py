@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.errors import UsageError
-from pgworkd.words import events
 from tests.kits.apps import Gauge
 from tests.kits.commands import Start, database, start, waits_until
 from tests.kits.daemon import insert, running, status, until, waits_for_status

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import insert, running, until
 
 CODES = ["57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001", "XX000", "42501"]

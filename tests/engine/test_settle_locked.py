@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 WITHIN_S = 1.5

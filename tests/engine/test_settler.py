@@ -10,13 +10,13 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
+from pgworkd.core.job import Ending
 from pgworkd.database import store
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.settle import loop, settler
 from pgworkd.errors import OutcomeUnknown, Snooze
-from pgworkd.words import events
-from pgworkd.words.job import Ending
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 from tests.kits.proxy import Proxy
 

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store
 from pgworkd.errors import OutcomeUnknown
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, status, until
 from tests.kits.proxy import Proxy
 

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.settle.job_events import SAMPLES_LEAST
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
 

@@ -14,15 +14,15 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from pgworkd import App
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.registration import SESSIONS_MIN
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.schema import VERSION
 from pgworkd.engine.life import startup
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import AccessRefused, PgworkdError, SchemaError, UsageError
 from pgworkd.metrics.daemon import DaemonSource
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.registration import SESSIONS_MIN
 from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 from tests.kits.schema import granted_login, plain_user

@@ -11,11 +11,11 @@ import pytest
 
 from pgworkd import App, Job, PermanentError, Snooze
 from pgworkd.admin.admin import Admin
+from pgworkd.core.events import Events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life import signals
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.tallies import KINDS_MAX, OTHER, Tallies
-from pgworkd.words.events import Events
 from tests.kits.apps import attempt_of
 from tests.kits.daemon import insert, quick_options, running, until
 

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
+from pgworkd.core.job import Reason
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.words import events
-from pgworkd.words.job import Reason
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 
 REASONS = ["timeout", "cancel", "stop", "fence"]

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}

@@ -15,8 +15,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from pgworkd import App, Job, PermanentError, RetryAfter, Snooze
 from pgworkd.client import enqueue
+from pgworkd.core import events
 from pgworkd.tracing import CHILD_S
-from pgworkd.words import events
 from tests.kits.daemon import insert, until, waits_for_status
 from tests.kits.models import examples
 from tests.kits.traces import (

@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import LeaseLost, UsageError
-from pgworkd.words import events
 from tests.kits.daemon import cancel, insert, running, until, waits_for_status
 
 

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import Snooze
-from pgworkd.words import events
 from tests.kits.apps import never_stalls
 from tests.kits.daemon import insert, running, until, waits_for_status
 

@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 from anyio.to_thread import run_sync
 
+from pgworkd.core import events
 from pgworkd.engine.life.kill_timer import EXIT_CODE
-from pgworkd.words import events
 from tests.kits import blocking
 from tests.kits.daemon import insert, running, until
 

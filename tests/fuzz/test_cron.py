@@ -8,8 +8,8 @@ from zoneinfo import available_timezones
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core.recurrence import ALIASES, Recurrence
 from pgworkd.errors import BadSchedule
-from pgworkd.words.recurrence import ALIASES, Recurrence
 from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core import redaction
+from pgworkd.core.dsn import dsn_fault, redacted
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.words import redaction
-from pgworkd.words.dsn import dsn_fault, redacted
 from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core.payload import BYTES_MAX, DEPTH_MAX, clean_text, decode, encode
 from pgworkd.errors import InvalidPayload
-from pgworkd.words.payload import BYTES_MAX, DEPTH_MAX, clean_text, decode, encode
 from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

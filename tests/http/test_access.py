@@ -14,15 +14,15 @@ import httpx
 import pytest
 
 from pgworkd.admin import Admin
+from pgworkd.core.access import SCOPES, Access
+from pgworkd.core.assignment import sealed
+from pgworkd.core.fence import Fence
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.http.app import Application, asgi
 from pgworkd.http.request import access as checks
 from pgworkd.http.request.access import Rate
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
 from pgworkd.http.request.problems import Problem
-from pgworkd.words.access import SCOPES, Access
-from pgworkd.words.assignment import sealed
-from pgworkd.words.fence import Fence
 from tests.kits.gateway import ALL, Caller, also, calling, token
 from tests.kits.schema import granted
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core.json_reader import RAW
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import encode
 from pgworkd.errors import InvalidPayload
 from pgworkd.http.request import bodies
 from pgworkd.http.request.bodies import parse
 from pgworkd.http.request.problems import Problem, pointer
-from pgworkd.words.json_reader import RAW
-from pgworkd.words.json_text import JsonText
-from pgworkd.words.payload import encode
 from tests.kits.gateway import calling
 
 JSON = {"Content-Type": "application/json"}

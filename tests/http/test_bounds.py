@@ -159,8 +159,8 @@ async def test_mounted_below_another_application(dsn: str) -> None:
     import httpx
     from fastapi import FastAPI
 
+    from pgworkd.core.access import Access
     from pgworkd.http import asgi
-    from pgworkd.words.access import Access
 
     gateway = asgi(dsn, authorize=lambda _: Access.full("ours"))
 

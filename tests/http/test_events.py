@@ -11,12 +11,12 @@ import asyncpg
 import httpx
 import pytest
 
+from pgworkd.core.access import Access
 from pgworkd.errors import DatabaseUnavailable
 from pgworkd.http.request import followed
 from pgworkd.http.request.followed import Followed
 from pgworkd.http.request.gateway import Gateway
 from pgworkd.http.routes import events
-from pgworkd.words.access import Access
 from tests.http.test_server import stack
 from tests.kits.daemon import insert, until
 from tests.kits.gateway import LIMIT_S, Scopes, also, calling, served, token

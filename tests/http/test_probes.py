@@ -19,9 +19,9 @@ import httpx
 from anyio import to_thread
 
 from pgworkd.admin import Admin
+from pgworkd.core.access import SCOPES
+from pgworkd.core.assignment import parsed, sealed
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.words.access import SCOPES
-from pgworkd.words.assignment import parsed, sealed
 from tests.http.probes import CANARY, PROBES, Probe
 from tests.kits.gateway import LIMIT_S, served, token
 

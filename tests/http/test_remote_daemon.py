@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job, RetryAfter
+from pgworkd.core import events
 from pgworkd.remote_daemon.client import GatewayClient
-from pgworkd.words import events
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 from tests.kits.remote_daemon import remote_daemons
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core.access import Access
 from pgworkd.http import asgi
 from pgworkd.http.request.problems import Problem
-from pgworkd.words.access import Access
 from tests.http.test_server import bearer, stack
 from tests.kits.daemon import running, until
 from tests.kits.docs import table

@@ -11,8 +11,8 @@ import pytest
 from starlette.exceptions import HTTPException
 from structlog.testing import capture_logs
 
+from pgworkd.core.access import Access
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words.access import Access
 from tests.kits.daemon import until
 from tests.kits.gateway import Caller, also, calling, token
 from tests.kits.verbs import Db, insert

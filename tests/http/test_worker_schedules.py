@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import Recorder
 from tests.kits.gateway import Caller, calling
 from tests.kits.workers import registered

@@ -11,8 +11,8 @@ import anyio
 import asyncpg
 import pytest
 
+from pgworkd.core.assignment import parsed, sealed
 from pgworkd.http.request.gateway import Gateway
-from pgworkd.words.assignment import parsed, sealed
 from tests.kits.gateway import Caller, also, calling, token
 from tests.kits.workers import Worker, registered
 

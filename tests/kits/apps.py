@@ -18,12 +18,12 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
+from pgworkd.core.claims import ClaimedJob
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim import pool
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import Handler
-from pgworkd.words import events
-from pgworkd.words.claims import ClaimedJob
 from tests.kits.daemon import Recorder, cancel, insert, running, until, waits_for_status
 
 

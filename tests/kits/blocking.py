@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pgworkd import App, Job
+from pgworkd.core import log
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
-from pgworkd.words import log
 from tests.kits.commands import lives
 from tests.kits.daemon import quick_options
 

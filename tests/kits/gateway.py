@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 
 from pgworkd.admin import Admin
+from pgworkd.core.access import SCOPES
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.http.app import Application
 from pgworkd.http.request.gateway import Gateway, GatewayOptions
-from pgworkd.words.access import SCOPES
 
 LIMIT_S = 30.0
 Scopes = Mapping[str, Sequence[str] | None]

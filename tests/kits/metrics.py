@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from pgworkd.core.histogram import BOUNDS_S
 from pgworkd.metrics.families import FAMILIES, Family
 from pgworkd.metrics.samples import Check, Labels, Samples, Value
-from pgworkd.words.histogram import BOUNDS_S
 from tests.kits.commands import Command
 
 COUNTS = len(BOUNDS_S) + 1

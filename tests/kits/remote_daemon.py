@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import REMOTE, Recorder
 from tests.kits.gateway import served, token
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from pgworkd.words.fence import Fence, Settlement
-from pgworkd.words.job import Ending, Outcome
+from pgworkd.core.fence import Fence, Settlement
+from pgworkd.core.job import Ending, Outcome
 
 COMPLETED = Outcome(Ending.COMPLETED)
 

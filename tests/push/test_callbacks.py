@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pgworkd.words import events
-from pgworkd.words.job import Reason
+from pgworkd.core import events
+from pgworkd.core.job import Reason
 from tests.kits.daemon import cancel, insert, until, waits_for_status
 from tests.kits.downstream import Downstream, Writer, answer_of, message_of, serving
 from tests.kits.gateway import Caller, calling

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from pgworkd.core import events
 from pgworkd.push_daemon import delivery
-from pgworkd.words import events
 from tests.kits.daemon import cancel, insert, until, waits_for_status
 from tests.kits.downstream import Downstream, Writer, answer_of, headers_of, message_of, serving
 from tests.kits.push import pushing, put_endpoint

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from pgworkd.core.json_text import JsonText
 from pgworkd.push.message import CallbackOffer, PushedAttempt, body, headers
-from pgworkd.words.json_text import JsonText
 
 SECRETS = [bytes(range(24)), bytes(range(1, 65))]
 ATTEMPT = PushedAttempt(

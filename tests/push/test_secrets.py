@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pgworkd.core import redaction
+from pgworkd.core.redaction import redact
 from pgworkd.errors import UsageError
 from pgworkd.push.secrets import check_name, read
-from pgworkd.words import redaction
-from pgworkd.words.redaction import redact
 
 RAW = bytes(range(100, 132))
 ENCODED = "whsec_" + base64.b64encode(RAW).decode()

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import anyio
 
+from pgworkd.core.claims import Claims
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words.claims import Claims
 
 from .table import Table
 

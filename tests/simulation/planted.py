@@ -119,13 +119,13 @@ BUGS: dict[Planted, str] = {
     ): "cursor",
     Planted(
         "backoff without a cap",
-        "pgworkd/words/backoff.py",
+        "pgworkd/core/backoff.py",
         "return min(self.base_s * float(self.factor) ** (failures - 1), self.cap_s)",
         "return self.base_s * float(self.factor) ** (failures - 1)",
     ): "backoff",
     Planted(
         "an occurrence that is not later",
-        "pgworkd/words/recurrence.py",
+        "pgworkd/core/recurrence.py",
         "first = instant if backwards else instant + step",
         "first = instant",
     ): "schedule",

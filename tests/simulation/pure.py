@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 from pgworkd import Backoff
+from pgworkd.core.recurrence import Recurrence
 from pgworkd.errors import DELAY_S_MAX
-from pgworkd.words.recurrence import Recurrence
 from tests.unit.test_cursor_model import HEAD_S, IN_BETWEEN, ROOM, UNDER_WAY, World, apply
 from tests.unit.test_schedule_dst import due_minutes, offset_changes
 

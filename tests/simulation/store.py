@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
-from pgworkd.words.claims import ClaimOrder, Claims
-from pgworkd.words.fence import Fence, Settling
-from pgworkd.words.job import Ending
-from pgworkd.words.source import Instructions, Occurrence
+from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.fence import Fence, Settling
+from pgworkd.core.job import Ending
+from pgworkd.core.source import Instructions, Occurrence
 
 from .network import LINK, Network, SimulatedLink, SimulatedListener
 from .table import Row

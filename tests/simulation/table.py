@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.errors import DatabaseBusy, WorkerLost
-from pgworkd.words.claims import ClaimedJob, ClaimOrder, Claims
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Ending, Outcome
 
 EPOCH_S = 1_700_000_000.0
 """The database's clock when the loop's clock is at 0."""

@@ -41,7 +41,7 @@ def test_invariant_holds(name: str) -> None:
 
 
 def test_a_failure_explains_how_to_reproduce_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.words.backoff.DELAY_S_MAX", 1.0)
+    monkeypatch.setattr("pgworkd.core.backoff.DELAY_S_MAX", 1.0)
     with pytest.raises(pytest.fail.Exception, match=r"python -m tests.simulation --invariant backoff --seed \d+"):
         hold("backoff")
 

@@ -11,14 +11,14 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.claims import ClaimOrder, Claims
 from pgworkd.engine.claim.claim_cursor import LEVELS, PERIOD_FIRST_S
 from pgworkd.engine.claim.poll_mode import SLEEP_S_MAX
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.claim.prefetch import AHEAD_MAX
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.settle import loop, settler
-from pgworkd.words import events
-from pgworkd.words.claims import ClaimOrder, Claims
 
 from .loop import SimulationFailed, SimulationLoop
 from .network import Network

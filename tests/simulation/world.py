@@ -13,11 +13,11 @@ from uuid import UUID
 import anyio
 
 from pgworkd import App, Job
+from pgworkd.core.events import Events
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.words.events import Events
 
 from .loop import BEGAN_S, SimulationFailed, SimulationLoop, simulate
 from .network import CALM, COMMAND_S, LINK, Network

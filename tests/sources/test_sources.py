@@ -10,10 +10,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from pgworkd.core.claims import ClaimedJob
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.errors import WorkerLost
-from pgworkd.words.claims import ClaimedJob
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Ending, Outcome
 from tests.kits import gateway
 from tests.kits.server import Databases
 from tests.kits.settles import failed, released, settle

@@ -9,7 +9,7 @@ import time
 import asyncpg
 import pytest
 
-from pgworkd.words.backoff import Backoff
+from pgworkd.core.backoff import Backoff
 from tests.kits.remote import Waiter, claim_for, extend, overdue, registered
 from tests.kits.verbs import Db, at, cancel, clock, insert, live, one, rescue, statuses, steady, token, worker
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pgworkd.core.claims import Claims
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
-from pgworkd.words.claims import Claims
 from tests.kits.sessions import NO_STATISTICS, blocks
 from tests.kits.verbs import T0, Db, at, claim, claim_ids, clock, complete, fail, insert, live, one, worker
 

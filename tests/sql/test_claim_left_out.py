@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from pgworkd.core.claims import ClaimOrder, Claims
 from pgworkd.database.store import CLAIM as FULL_CLAIM
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
-from pgworkd.words.claims import ClaimOrder, Claims
 from tests.kits.flow import settings
 from tests.kits.sessions import NO_STATISTICS, blocks
 from tests.kits.verbs import Db, at, clock, complete, insert, one, set_pool, worker

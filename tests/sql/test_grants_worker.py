@@ -10,12 +10,12 @@ import pytest
 from pgworkd import App, Job
 from pgworkd.admin import Admin
 from pgworkd.client import batch, enqueue
+from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import JobFailed, PermanentError, UsageError
 from pgworkd.results import Results
-from pgworkd.words import events
 from tests.kits.daemon import running, status, until, waits_for_status
 from tests.kits.schema import Roles, denied
 from tests.kits.verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.words import events
 from tests.kits.alerts import count, die
 from tests.kits.daemon import running, until
 from tests.kits.planting import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.words.histogram import BOUNDS_S
+from pgworkd.core.histogram import BOUNDS_S
 from tests.kits.verbs import T0, Db, at, claim, clock, fail, insert, worker
 
 from .conftest import Connect

@@ -9,8 +9,8 @@ from typing import Any
 import asyncpg
 
 from pgworkd import App, DeadJob, Job
+from pgworkd.core import events
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from pgworkd import App
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits import process
 from tests.kits.daemon import insert, running, until, waits_for_status
 

@@ -13,15 +13,15 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
+from pgworkd.core.claims import ClaimOrder
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Fence
+from pgworkd.core.recurrence import Recurrence
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.recurring import Recurring
-from pgworkd.words import events
-from pgworkd.words.claims import ClaimOrder
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Fence
-from pgworkd.words.recurrence import Recurrence
 from tests.kits.daemon import running, until
 from tests.kits.settles import complete
 

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database.store import Store
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, insert, quick_options, running, status, until
 
 

@@ -11,8 +11,8 @@ import asyncpg
 
 from pgworkd import App
 from pgworkd.admin import Admin
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.words import events
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
 RUNNING = "SELECT count(*) FROM pgworkd.jobs WHERE status = 'running'"

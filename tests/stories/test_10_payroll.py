@@ -13,7 +13,7 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.client import Batch, Progress
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import running
 
 EMPLOYEES = 25

@@ -11,9 +11,9 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.client import Workflow, enqueue
+from pgworkd.core import events
 from pgworkd.errors import JobFailed
 from pgworkd.results import Results
-from pgworkd.words import events
 from tests.kits.daemon import running, status, until, waits_for_status
 
 SHARDS = ("a", "b", "c")

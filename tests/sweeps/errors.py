@@ -17,8 +17,8 @@ import asyncpg
 
 import pgworkd
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.words import events
 from tests.kits.daemon import running, until
 
 DATABASE = Path(pgworkd.__file__).parent / "database"

@@ -16,7 +16,7 @@ import anyio
 import asyncpg
 
 from pgworkd import App, Job
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import Recorder, running, until
 
 KINDS = ("a", "b", "c")

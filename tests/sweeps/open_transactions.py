@@ -16,8 +16,8 @@ import anyio
 import asyncpg
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.errors import PermanentError, RetryAfter
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, insert, running, until
 
 # ruff: noqa: S608 - all SQL is written here

@@ -18,12 +18,12 @@ import anyio
 import asyncpg
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.engine.claim import care
 from pgworkd.engine.life import maintenance
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.settle import delayed
 from pgworkd.errors import PermanentError, Snooze
-from pgworkd.words import events
 from tests.kits.daemon import Recorder, running, until
 from tests.kits.others import MARK, Thing, marked
 

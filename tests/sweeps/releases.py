@@ -18,7 +18,7 @@ import asyncpg
 from anyio.abc import TaskGroup, TaskStatus
 
 from pgworkd import App, Job
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.kits.daemon import Recorder, running, until
 
 BUDGETS = {"both": 3, "once": 1, "often": 5, "old": 7}

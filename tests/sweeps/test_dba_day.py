@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.words import events
 from tests.kits.daemon import running, until
 
 JOBS = 150

@@ -15,10 +15,10 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.client import batch, enqueue
+from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.words import events
 from tests.chaos import clocks
 from tests.engine.test_dba import everything
 from tests.kits.daemon import Recorder, running, until

@@ -13,8 +13,8 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.client import batch, enqueue
+from pgworkd.core import events
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words import events
 from tests.kits.daemon import running, until, waits_for_status
 from tests.kits.server import database_name
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core import assignment
+from pgworkd.core.assignment import parsed, sealed
+from pgworkd.core.fence import Fence
 from pgworkd.errors import UsageError
-from pgworkd.words import assignment
-from pgworkd.words.assignment import parsed, sealed
-from pgworkd.words.fence import Fence
 from tests.kits.models import FUZZ
 
 KEY = uuid.UUID("11111111-2222-4333-8444-555555555555")

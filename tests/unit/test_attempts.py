@@ -11,11 +11,11 @@ import anyio
 import pytest
 
 from pgworkd import Job
+from pgworkd.core.job import Reason
+from pgworkd.core.registration import Registration
 from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.runner_task import RunnerTask, RunScope
-from pgworkd.words.job import Reason
-from pgworkd.words.registration import Registration
 from tests.kits.apps import attempt_of
 
 

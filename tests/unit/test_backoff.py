@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd import Backoff
+from pgworkd.core.backoff import STEPS_MAX
 from pgworkd.errors import DELAY_S_MAX, UsageError
-from pgworkd.words.backoff import STEPS_MAX
 
 
 def middle() -> float:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from psycopg import OperationalError
 from psycopg.pq import Conninfo as Libpq
 
+from pgworkd.core.dsn import dsn_fault
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import load
 from pgworkd.settings.conninfo import Conninfo, conninfo
 from pgworkd.settings.libpq import CHOICES, DRIVER, NUMBERS, OURS, UNSAFE, VARIABLES, VERIFY_FULL, WITHOUT_EFFECT
 from pgworkd.settings.tls import verification
-from pgworkd.words.dsn import dsn_fault
 from tests.kits.models import examples
 from tests.unit.test_tls import home
 

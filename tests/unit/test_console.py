@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from pgworkd.words import events, log
+from pgworkd.core import events, log
 from tests.kits import own_structlog
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgworkd.words.recurrence import BadSchedule, Recurrence
+from pgworkd.core.recurrence import BadSchedule, Recurrence
 from tests.unit.test_schedule_dst import utc
 
 UTC_INSTANTS = st.datetimes(datetime(1995, 1, 1), datetime(2090, 1, 1), timezones=st.just(UTC))

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from pgworkd.core.claims import ClaimedJob
 from pgworkd.engine.claim.claim_cursor import (
     COST_SHARE,
     LEVELS,
@@ -19,7 +20,6 @@ from pgworkd.engine.claim.claim_cursor import (
     Keyed,
     Start,
 )
-from pgworkd.words.claims import ClaimedJob
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 HEAD = Start([], [], [])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from pgworkd.core.claims import ClaimedJob
 from pgworkd.engine.claim.claim_cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, ClaimCursor, Start
-from pgworkd.words.claims import ClaimedJob
 
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 EPOCH = 1_700_000_000.0

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from pgworkd.core.dsn import dsn_fault, redacted
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings, load
 from pgworkd.settings.shown import describe
-from pgworkd.words.dsn import dsn_fault, redacted
 from tests.kits.cli import CANARY, clean
 from tests.unit.test_config import write
 

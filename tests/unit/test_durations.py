@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgworkd.cli.common import span_or_instant
+from pgworkd.core.durations import UNITS_S, seconds_of
 from pgworkd.errors import UsageError
 from pgworkd.settings.config import Settings, load
 from pgworkd.settings.faults import is_duration
 from pgworkd.settings.queue import BOUNDS, number
-from pgworkd.words.durations import UNITS_S, seconds_of
 from tests.kits.cli import COMMAND, clean, run_bare
 
 __all__ = ["clean"]

@@ -5,7 +5,7 @@ import runpy
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pgworkd.words.error_report import (
+from pgworkd.core.error_report import (
     FRAMES_MAX,
     MESSAGE_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
@@ -13,7 +13,7 @@ from pgworkd.words.error_report import (
     ErrorFacts,
     describe_error,
 )
-from pgworkd.words.payload import encode
+from pgworkd.core.payload import encode
 
 
 class Rude(Exception):  # noqa: N818

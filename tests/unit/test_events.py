@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pgworkd.words import events
-from pgworkd.words.events import Events
+from pgworkd.core import events
+from pgworkd.core.events import Events
 
 Said = list[tuple[str, dict[str, Any]]]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.flushes import BURST_ITERATIONS_MAX, FLUSH_BYTES, FLUSH_MAX, Flushes
-from pgworkd.words.job import Ending, Outcome
 from tests.kits.apps import attempt_of
 from tests.kits.models import examples
 

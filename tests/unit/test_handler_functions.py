@@ -36,8 +36,8 @@ from typing_extensions import TypedDict
 
 from pgworkd import App, Job
 from pgworkd.client.streams import _made, stream_handler
+from pgworkd.core.backoff import Backoff
 from pgworkd.errors import UsageError
-from pgworkd.words.backoff import Backoff
 from tests.kits import decorators
 from tests.kits.apps import registered
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.words.histogram import BOUNDS_S, Histogram
+from pgworkd.core.histogram import BOUNDS_S, Histogram
 
 durations = st.lists(st.one_of(st.floats(-10, 20_000), st.sampled_from([0.0, *BOUNDS_S])), max_size=60)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.words import json_reader
+from pgworkd.core import json_reader
 from tests.kits.models import FUZZ
 
 NAMES = st.sampled_from(["a", "b c", 'q"', "é", "\\", "", "kind", "a\nb"]) | st.text(max_size=5)

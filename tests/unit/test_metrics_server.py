@@ -12,6 +12,7 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
+from pgworkd.core.address import Address, parse_address
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
 from pgworkd.metrics import ReportingProcess, fleet, server
@@ -19,7 +20,6 @@ from pgworkd.metrics.endpoint import MetricsPart, bound, reporting, served
 from pgworkd.metrics.samples import Check
 from pgworkd.metrics.server import listen
 from pgworkd.process import local_sockets
-from pgworkd.words.address import Address, parse_address
 from tests.kits.apps import app_of_one
 from tests.kits.commands import NOWHERE
 from tests.kits.daemon import quick_options

@@ -10,6 +10,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from pgworkd.core.events import Events
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.maintenance import (
     ORPHANS_COST_SHARE,
@@ -20,7 +21,6 @@ from pgworkd.engine.life.maintenance import (
 )
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy
-from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
 
 PERIOD_S, AGE_S = 30.0, 90.0

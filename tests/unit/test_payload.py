@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, computed_field
 
+from pgworkd.core.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode, encode_plain
 from pgworkd.errors import InvalidPayload, UsageError
-from pgworkd.words.payload import BYTES_MAX, DEPTH_MAX, DIGITS_MAX, clean_text, decode, encode, encode_plain
 
 
 class Color(enum.Enum):

@@ -9,11 +9,11 @@ from uuid import UUID
 import anyio
 import anyio.lowlevel
 
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.errors import DatabaseError, DatabaseUnavailable
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
 from tests.kits.apps import attempt_of
 
 DAMAGED, GONE, LATE = UUID(int=3), UUID(int=4), UUID(int=7)

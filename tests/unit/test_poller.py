@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from pgworkd.core.events import Events
 from pgworkd.engine.wake.poller import COST_SHARE, HEAD_COST_SHARE, HEAD_PAUSE_S_MAX, OVERLAP_S, PAUSE_S_MAX, Poller
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.words.events import Events
 from tests.simulation.loop import SimulationLoop, simulate
 
 POLL_S = 2.0

@@ -7,10 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
 from pgworkd.database import reconnect
 from pgworkd.database.reconnect import CAP_S, FIRST_S, Outage
-from pgworkd.words import events
-from pgworkd.words.events import Events
 
 
 class Heard(Events):

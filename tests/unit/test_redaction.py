@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.core import redaction
+from pgworkd.core.dsn import dsn_fault
+from pgworkd.core.redaction import escaped, hide, hide_secret, redact
 from pgworkd.remote_daemon.client import GatewayAddress
-from pgworkd.words import redaction
-from pgworkd.words.dsn import dsn_fault
-from pgworkd.words.redaction import escaped, hide, hide_secret, redact
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
 """A password with every character that a DSN, JSON, repr() or a URL escapes."""

@@ -12,8 +12,8 @@ import uuid
 
 import pytest
 
+from pgworkd.core.payload import encode, encode_result
 from pgworkd.errors import InvalidPayload
-from pgworkd.words.payload import encode, encode_result
 
 
 @dataclasses.dataclass

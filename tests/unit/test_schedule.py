@@ -12,8 +12,8 @@ from croniter import croniter  # type: ignore[import-untyped]
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pgworkd.core.recurrence import ALIASES, BadSchedule, Missed, Recurrence
 from pgworkd.errors import UsageError
-from pgworkd.words.recurrence import ALIASES, BadSchedule, Missed, Recurrence
 from tests.unit.test_schedule_dst import (
     FOLLOW_REAL_TIME,
     FOLLOW_WALL_CLOCK,

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from pgworkd.words.recurrence import Recurrence
+from pgworkd.core.recurrence import Recurrence
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)

@@ -10,13 +10,13 @@ from uuid import UUID
 import anyio
 import pytest
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Settling
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Settling
-from pgworkd.words.job import Ending, Outcome
 from tests.kits.apps import attempt_of
 
 JOB = UUID(int=7)

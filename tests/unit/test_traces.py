@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opentelemetry import trace as otel
 
 from pgworkd.client import new_job, tracing
-from pgworkd.words import traces
+from pgworkd.core import traces
 from tests.kits.models import examples
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -145,7 +145,7 @@ import sys
 import pgworkd, pgworkd.cli.serve, pgworkd.client, pgworkd.engine.life.daemon, pgworkd.engine.run.process_child
 from pgworkd.cli.serve import _tracing
 from pgworkd.client import new_job, tracing
-from pgworkd.words import traces
+from pgworkd.core import traces
 fields = new_job.row(new_job.NewJob("q"))
 before = list(fields)
 assert tracing.traced(fields) is None and fields == before

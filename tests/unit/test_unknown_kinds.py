@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from pgworkd.core.events import Events
 from pgworkd.database.store import Store
 from pgworkd.engine.run.unknown_kinds import KINDS_MAX, UnknownKinds
-from pgworkd.words.events import Events
 
 
 class _Elsewhere:

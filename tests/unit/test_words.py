@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError, delay_seconds
-from pgworkd.words.validation import counted
 from tests.kits.planting import ROOT
 
 COUNTED = (

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.words.claims import ClaimedJob
+from pgworkd.core.claims import ClaimedJob
 
 PERIOD_FIRST_S = 0.02
 LEVELS = 10

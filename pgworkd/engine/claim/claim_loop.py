@@ -15,15 +15,15 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
+from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.claim.care import Care
 from pgworkd.engine.claim.claim_cursor import ClaimCursor, Keyed, Start
 from pgworkd.engine.claim.poll_mode import PollMode
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.words.claims import ClaimOrder, Claims
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
 
 CLAIM_MAX = 1_000
 """Jobs per claim."""

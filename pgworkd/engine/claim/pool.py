@@ -13,6 +13,10 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason, stopped
+from pgworkd.core.source import WorkSource
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.claim_loop import CLAIM_MAX, CLAIM_SOCKET_MAX, ClaimingWorker, ClaimLoop
 from pgworkd.engine.claim.prefetch import Prefetch
@@ -23,10 +27,6 @@ from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError
-from pgworkd.words.claims import ClaimOrder, Claims
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason, stopped
-from pgworkd.words.source import WorkSource
 
 BOUND_S = 0.1
 """After a limit was reached, nothing is claimed ahead for this many seconds."""

@@ -15,6 +15,10 @@ from typing import Any, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core import events, log
+from pgworkd.core.events import Events
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.source import WorkSource
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
@@ -32,10 +36,6 @@ from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
-from pgworkd.words import events, log
-from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.source import WorkSource
 
 __all__ = ["Daemon", "DaemonOptions", "Part"]
 

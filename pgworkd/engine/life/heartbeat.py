@@ -25,13 +25,13 @@ from typing import Protocol
 
 import anyio
 
+from pgworkd.core import events, log
+from pgworkd.core.source import Heartbeats, Instructions
+from pgworkd.core.validation import counted
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.errors import PgworkdError
 from pgworkd.process import output
-from pgworkd.words import events, log
-from pgworkd.words.source import Heartbeats, Instructions
-from pgworkd.words.validation import counted
 
 
 def boot_time_s() -> float:

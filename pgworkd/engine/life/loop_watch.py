@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from pgworkd.core import events, log
+from pgworkd.core.error_report import describe_stack
+from pgworkd.core.events import Events
 from pgworkd.engine.attempts import InFlight
-from pgworkd.words import events, log
-from pgworkd.words.error_report import describe_stack
-from pgworkd.words.events import Events
 
 TICK_S = 0.25
 BLOCKED_S = 1.0

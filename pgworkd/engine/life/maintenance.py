@@ -13,6 +13,10 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Fence, Settlement
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import InFlight
@@ -20,10 +24,6 @@ from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import FIRST_S, Signals
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Fence, Settlement
-from pgworkd.words.job import Ending, Outcome
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000

@@ -12,6 +12,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core.events import Events
 from pgworkd.database.listener import NotificationListener
 from pgworkd.database.signal_store import AlertRule
 from pgworkd.database.store import Rescued, Store
@@ -28,7 +29,6 @@ from pgworkd.engine.settle.loop import Planner
 from pgworkd.engine.tallies import Tallies
 from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import PgworkdError
-from pgworkd.words.events import Events
 
 
 class MemberQueues(ServedQueues, Protocol):

@@ -6,9 +6,9 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pgworkd.core.job import Reason
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.words.job import Reason
 
 LOOP_LIMIT_LEASES = 3
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
+from pgworkd.core.source import Instructions
 from pgworkd.engine.claim.claim_loop import ClaimLoop
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
-from pgworkd.words.source import Instructions
 
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
 _END_S_MAX = 3600.0

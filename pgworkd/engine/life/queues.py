@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
@@ -18,9 +21,6 @@ from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.engine.registry import Registry
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.settings.queue import number
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
 
 DRAIN_POLL_S = 0.02
 """How often a draining pool is checked."""

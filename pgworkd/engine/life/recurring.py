@@ -15,16 +15,16 @@ from typing import Any, cast
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.payload import encode
+from pgworkd.core.recurrence import Missed, Recurrence
+from pgworkd.core.source import Occurrence
 from pgworkd.database.schedule_store import ScheduleRow, Undeclared
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler, Registry
 from pgworkd.errors import BadSchedule
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.payload import encode
-from pgworkd.words.recurrence import Missed, Recurrence
-from pgworkd.words.source import Occurrence
 
 RETIRE_AFTER_S = 300.0
 """A schedule is disabled once no live worker has declared it for this many seconds; a restart takes less."""

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
+from pgworkd.core.validation import counted
 from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.member import Membership
 from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.settle.settler import Settler
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
-from pgworkd.words.validation import counted
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""

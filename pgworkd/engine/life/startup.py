@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, NotAdopted, PgworkdError, SchemaAwaited
-from pgworkd.words import events
-from pgworkd.words.events import Events
 
 SCHEMA_POLL_S = 2.0
 REFUSED_S, REFUSED_S_MAX = 1.0, 30.0

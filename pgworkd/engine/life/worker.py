@@ -14,6 +14,10 @@ from typing import Protocol
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
+from pgworkd.core.source import Instructions, WorkSource
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
 from pgworkd.engine.attempts import InFlight
@@ -22,10 +26,6 @@ from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
-from pgworkd.words.source import Instructions, WorkSource
 
 
 class ServedQueues(Protocol):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from anyio.abc import TaskGroup
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Outcome, Reason
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.runner_task import RunnerTask
 from pgworkd.engine.settle.settler import Settler
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Outcome, Reason
 
 SLICE_S = 0.002
 """Time slice: jobs that never await may run back to back for this long before all other tasks are scheduled."""

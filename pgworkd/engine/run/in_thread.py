@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pgworkd.core.job import Job
 from pgworkd.process import forks
-from pgworkd.words.job import Job
 
 
 def in_thread(

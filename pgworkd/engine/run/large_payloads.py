@@ -14,11 +14,11 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core.events import Events
+from pgworkd.core.job import Reason
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseError, PgworkdError
-from pgworkd.words.events import Events
-from pgworkd.words.job import Reason
 
 READ_MAX = 500
 READ_BYTES = 1024 * 1024

@@ -23,18 +23,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
+from pgworkd.core.decorated import explained
+from pgworkd.core.error_report import describe_error
+from pgworkd.core.job import Job
+from pgworkd.core.payload import encode_result
+from pgworkd.core.redaction import hide
+from pgworkd.core.traces import Carrier, current, ids_of
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.process import forks, output
-from pgworkd.words.decorated import explained
-from pgworkd.words.error_report import describe_error
-from pgworkd.words.job import Job
-from pgworkd.words.payload import encode_result
-from pgworkd.words.redaction import hide
-from pgworkd.words.traces import Carrier, current, ids_of
 
 if TYPE_CHECKING:
-    from pgworkd.words import log
+    from pgworkd.core import log
 
 LENGTH = struct.Struct("!I")
 PROGRESS_EVERY_S = 0.2
@@ -86,7 +86,7 @@ class _CurrentCall:
 
 def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> Callable[[], None]:
     """Configures logging as in the daemon; returns what to call when the app, which may configure it, is loaded."""
-    from pgworkd.words import log  # takes 0.2 s, so only where it is needed
+    from pgworkd.core import log  # takes 0.2 s, so only where it is needed
 
     log.configure(level, cast("log.Form", form), worker)
     log.RUNNING.set(current)

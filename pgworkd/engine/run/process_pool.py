@@ -17,9 +17,9 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from pgworkd.core import log
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.engine.run.process_child import LENGTH, ChildAnswer, ProgressReport, Request
-from pgworkd.words import log
 
 IDLE_S_MAX = 300.0
 """A process that was idle for longer than this is ended at the next call."""

@@ -23,6 +23,14 @@ from uuid import UUID
 import anyio
 import anyio.to_thread
 
+from pgworkd.core import events
+from pgworkd.core.decorated import explained
+from pgworkd.core.error_report import ErrorFacts, describe_error
+from pgworkd.core.events import Events
+from pgworkd.core.fence import Settlement
+from pgworkd.core.job import DONE, NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
+from pgworkd.core.payload import decode, encode_result
+from pgworkd.core.source import WorkSource
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler, Registry
 from pgworkd.engine.run.in_thread import in_thread
@@ -43,14 +51,6 @@ from pgworkd.errors import (
     UsageError,
 )
 from pgworkd.process import forks
-from pgworkd.words import events
-from pgworkd.words.decorated import explained
-from pgworkd.words.error_report import ErrorFacts, describe_error
-from pgworkd.words.events import Events
-from pgworkd.words.fence import Settlement
-from pgworkd.words.job import DONE, NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
-from pgworkd.words.payload import decode, encode_result
-from pgworkd.words.source import WorkSource
 
 _SETTLED = Outcome(Ending.SETTLED)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.source import WorkSource
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.source import WorkSource
 
 FIRST_S, DELAY_S = 2.0, 30.0
 """The delay after a job's first attempt, and the longest, doubled each time: a new daemon may be about to come."""

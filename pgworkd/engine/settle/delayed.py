@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.settle.item import Item
-from pgworkd.words.job import Ending, Outcome
 
 Ended = TypeVar("Ended", bound=Item)
 FIRST_S, LOCKED_CAP_S, CAP_S = 0.05, 0.5, 30.0

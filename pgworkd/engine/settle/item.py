@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pgworkd.words.fence import Settling
-from pgworkd.words.job import Outcome
+from pgworkd.core.fence import Settling
+from pgworkd.core.job import Outcome
 
 
 class Item(Settling, Protocol):

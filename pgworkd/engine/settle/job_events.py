@@ -16,6 +16,12 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core import events
+from pgworkd.core.error_report import describe_error
+from pgworkd.core.events import Events
+from pgworkd.core.job import Ending, Outcome, Reason
+from pgworkd.core.payload import decode
+from pgworkd.core.source import WorkSource
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued
 from pgworkd.engine.attempts import Attempt, InFlight
@@ -23,12 +29,6 @@ from pgworkd.engine.registry import DeadJob, Registry
 from pgworkd.engine.runner_task import discard_late_cancellation
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseUnavailable, InvalidPayload, PgworkdError
-from pgworkd.words import events
-from pgworkd.words.error_report import describe_error
-from pgworkd.words.events import Events
-from pgworkd.words.job import Ending, Outcome, Reason
-from pgworkd.words.payload import decode
-from pgworkd.words.source import WorkSource
 
 CHECK_S = 0.5
 """How often running attempts are checked, and their progress is written."""

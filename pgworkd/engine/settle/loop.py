@@ -16,15 +16,15 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core.histogram import Histogram
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.registration import token_of
+from pgworkd.core.source import Occurrence, SettleSource
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import Delayed
 from pgworkd.engine.settle.flushes import FLUSH_BYTES, FLUSH_MAX, Flush, Flushes
 from pgworkd.engine.settle.item import Item
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError
-from pgworkd.words.histogram import Histogram
-from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.registration import token_of
-from pgworkd.words.source import Occurrence, SettleSource
 
 SKIP_S = 1.0
 """After a flush met a lock, flushes skip locked rows at once for this many seconds."""

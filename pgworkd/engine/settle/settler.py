@@ -11,6 +11,10 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core import events
+from pgworkd.core.events import Events
+from pgworkd.core.job import DONE, Ending, Outcome
+from pgworkd.core.source import SettleSource
 from pgworkd.database.reconnect import Outage
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.delayed import CAP_S, LOCKED_CAP_S, fallback, is_last_resort
@@ -18,10 +22,6 @@ from pgworkd.engine.settle.item import size_of
 from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError
-from pgworkd.words import events
-from pgworkd.words.events import Events
-from pgworkd.words.job import DONE, Ending, Outcome
-from pgworkd.words.source import SettleSource
 
 CAPACITY = 10_000
 CAPACITY_BYTES = 32 * 1024 * 1024

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 import anyio
 
+from pgworkd.core.events import Events
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Store
 from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
 from pgworkd.engine.refusals import Refusals
 from pgworkd.errors import PgworkdError
-from pgworkd.words.events import Events
 
 PART = "poller"
 COST_SHARE = 0.1

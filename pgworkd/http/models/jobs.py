@@ -13,9 +13,9 @@ from uuid import UUID
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, NewJob
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.validation import ROWS_MAX
 from pgworkd.errors import DELAY_S_MAX
-from pgworkd.words.json_text import JsonText
-from pgworkd.words.validation import ROWS_MAX
 
 BULK_MAX = 10_000
 """Jobs in one call."""

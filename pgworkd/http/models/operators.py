@@ -8,6 +8,8 @@ from uuid import UUID
 
 from pydantic import Field
 
+from pgworkd.core.recurrence import MISSED_GRACE_S
+from pgworkd.core.validation import ROWS_MAX
 from pgworkd.http.models.jobs import (
     Answer,
     Attempts,
@@ -22,8 +24,6 @@ from pgworkd.http.models.jobs import (
     Period,
     Priority,
 )
-from pgworkd.words.recurrence import MISSED_GRACE_S
-from pgworkd.words.validation import ROWS_MAX
 
 
 class FilterIn(Model):

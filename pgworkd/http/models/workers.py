@@ -8,8 +8,8 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
+from pgworkd.core.json_text import JsonText
 from pgworkd.http.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
-from pgworkd.words.json_text import JsonText
 
 QUEUES_MAX, SLOTS_MAX = 100, 10_000
 """Queues of one worker, and its slots for each."""

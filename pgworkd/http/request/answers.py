@@ -10,9 +10,9 @@ from uuid import UUID
 
 from fastapi import Response
 
+from pgworkd.core.json_text import JsonText
 from pgworkd.http.models.jobs import ProblemOut
 from pgworkd.http.request.problems import CONTENT_TYPE, PROBLEMS, Problem
-from pgworkd.words.json_text import JsonText
 
 
 class Json(Response):

@@ -8,9 +8,9 @@ import anyio
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from pgworkd.core import json_reader
 from pgworkd.http.request.caller import HAS_ARRIVED
 from pgworkd.http.request.problems import Problem
-from pgworkd.words import json_reader
 
 BODY_S = 30.0
 """Within this time a body must have arrived, in seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pgworkd.words import log
+from pgworkd.core import log
 
 BODY_BYTES = 2_000
 """So much of each body is logged."""

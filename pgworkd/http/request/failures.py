@@ -10,12 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
+from pgworkd.core import log
+from pgworkd.core.redaction import redact
 from pgworkd.errors import PgworkdError
 from pgworkd.http.request import problems
 from pgworkd.http.request.answers import problem_answer
 from pgworkd.http.request.problems import SLASH, Problem
-from pgworkd.words import log
-from pgworkd.words.redaction import redact
 
 _FRAMEWORKS = HTTPException.__mro__[1]
 """What routes of the framework itself raise: none of that name, no such method."""

@@ -16,6 +16,8 @@ from fastapi import Request
 
 from pgworkd.admin.admin import Admin
 from pgworkd.client.results import Results
+from pgworkd.core.access import Access
+from pgworkd.core.events import Events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.transactions import RequestPool
 from pgworkd.engine.life.loop_watch import LoopWatch
@@ -29,8 +31,6 @@ from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import MetricsPage
 from pgworkd.metrics.samples import Check, Samples
 from pgworkd.remote.service import LEASE_S, RemoteService
-from pgworkd.words.access import Access
-from pgworkd.words.events import Events
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 START_S = 5.0

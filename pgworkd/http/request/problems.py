@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fastapi import HTTPException
 
+from pgworkd.core.redaction import redact
 from pgworkd.errors import (
     BatchClosed,
     DatabaseBusy,
@@ -28,7 +29,6 @@ from pgworkd.errors import (
     UsageError,
     WorkerLost,
 )
-from pgworkd.words.redaction import redact
 
 CONTENT_TYPE = "application/problem+json"
 SLASH = "\ue000"

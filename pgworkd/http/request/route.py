@@ -14,11 +14,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
 
+from pgworkd.core.access import Access
+from pgworkd.core.validation import closest
 from pgworkd.http.request.bodies import BulkRequest, JsonRequest, parse
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
-from pgworkd.words.access import Access
-from pgworkd.words.validation import closest
 
 _NO_QUERY = QueryParams()
 

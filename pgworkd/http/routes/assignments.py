@@ -9,6 +9,11 @@ import anyio
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.client import enqueue_many
+from pgworkd.core.access import Access
+from pgworkd.core.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
+from pgworkd.core.fence import Fence
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.payload import clean_text
 from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
 from pgworkd.http.models.workers import (
     ASSIGNMENT_CHARS_MAX,
@@ -29,11 +34,6 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.http.routes.visible import needed_any
 from pgworkd.remote.settles import SettleAnswer, Settled
-from pgworkd.words.access import Access
-from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
-from pgworkd.words.fence import Fence
-from pgworkd.words.job import Ending, Outcome
-from pgworkd.words.payload import clean_text
 
 
 class AssignmentRoute(Route):

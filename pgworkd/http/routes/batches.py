@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.client import Batch, Progress, batch
 from pgworkd.client.batch_types import Cancelled
+from pgworkd.core.json_text import JsonText
 from pgworkd.http.models.batches import (
     AddIn,
     BatchCancelled,
@@ -27,7 +28,6 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import BulkRoute
 from pgworkd.http.routes.visible import PathId, needed_any
-from pgworkd.words.json_text import JsonText
 
 router = APIRouter(prefix="/v1", tags=["batches"], route_class=BulkRoute)
 PAGE = 500

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from pgworkd.client import NewJob, Workflow, enqueue_many
 from pgworkd.client.new_job import row
+from pgworkd.core.validation import counted
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.http.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
 from pgworkd.http.request.access import need
@@ -21,7 +22,6 @@ from pgworkd.http.request.failures import clearer
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem, pointer
 from pgworkd.http.request.route import BulkRoute, Route
-from pgworkd.words.validation import counted
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
 stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)

@@ -11,6 +11,7 @@ import anyio
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
+from pgworkd.core.access import Access
 from pgworkd.errors import PgworkdError
 from pgworkd.http.request import problems
 from pgworkd.http.request.access import access_of, need
@@ -21,7 +22,6 @@ from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
 from pgworkd.http.routes import fleet, queues
 from pgworkd.http.routes.visible import needed_any
-from pgworkd.words.access import Access
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 CHECK_S = 5.0

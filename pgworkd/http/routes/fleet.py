@@ -8,13 +8,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
+from pgworkd.core.access import Access
 from pgworkd.http.models.operators import AuditOut, DeadOut, Muted, MuteIn, WorkersOut
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
-from pgworkd.words.access import Access
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 Limit = Annotated[int, Query(ge=1, le=1000)]

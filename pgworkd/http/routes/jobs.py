@@ -9,6 +9,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from pgworkd.admin.queries import JobDetails
 from pgworkd.client import enqueue, enqueue_once
+from pgworkd.core.access import Access
+from pgworkd.core.json_text import JsonText
 from pgworkd.errors import JobFailed, JobUnknown
 from pgworkd.http.models.jobs import Changed, Created, CreatedOnce, Edit, Ended, JobIn, JobOut, OnceJob, Result, Waiting
 from pgworkd.http.request.access import access_of, need
@@ -17,8 +19,6 @@ from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathId, needed_any, visible
-from pgworkd.words.access import Access
-from pgworkd.words.json_text import JsonText
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 WAIT_S_MAX = 60.0

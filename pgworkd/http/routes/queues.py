@@ -8,6 +8,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import QueueRow
+from pgworkd.core.access import Access
+from pgworkd.core.validation import closest
 from pgworkd.http.models.operators import Depth, PauseIn, QueueOut, QueueSettings, QueuesOut
 from pgworkd.http.request.access import access_of, need
 from pgworkd.http.request.answers import BODY, Json, documented
@@ -16,8 +18,6 @@ from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathName, needed_any
 from pgworkd.settings.queue import EffectiveSetting, effective_settings
-from pgworkd.words.access import Access
-from pgworkd.words.validation import closest
 
 router = APIRouter(prefix="/v1", tags=["queues"], route_class=Route)
 DEPTH_MAX = 100_000

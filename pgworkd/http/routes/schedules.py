@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import ListedSchedule
+from pgworkd.core.recurrence import Recurrence
 from pgworkd.http.models.jobs import Created
 from pgworkd.http.models.operators import EnableIn, NextOut, Removed, ScheduleIn, ScheduleOut, SchedulesOut
 from pgworkd.http.request.access import access_of, need
@@ -18,7 +19,6 @@ from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import PathName, needed_any
-from pgworkd.words.recurrence import Recurrence
 
 router = APIRouter(prefix="/v1", tags=["schedules"], route_class=Route)
 _MISSING = documented("not-found")

@@ -10,9 +10,9 @@ from pydantic import AfterValidator
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import JobDetails
+from pgworkd.core.access import SCOPES
 from pgworkd.http.request.access import access_of
 from pgworkd.http.request.problems import SLASH, Problem
-from pgworkd.words.access import SCOPES
 
 PathName = Annotated[str, Path(min_length=1, max_length=200), AfterValidator(lambda name: name.replace(SLASH, "/"))]
 """A name in a path; a `/` in it is sent as %2F."""

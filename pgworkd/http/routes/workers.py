@@ -12,6 +12,11 @@ from uuid import UUID
 import anyio
 from fastapi import APIRouter, Header, Path, Request, Response
 
+from pgworkd.core.assignment import sealed
+from pgworkd.core.fence import Fence
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import clean_text
+from pgworkd.core.validation import text
 from pgworkd.http.models.workers import (
     Asked,
     AskIn,
@@ -36,11 +41,6 @@ from pgworkd.remote import claims
 from pgworkd.remote.beats import Report
 from pgworkd.remote.claims import Assigned
 from pgworkd.remote.workers import RemoteWorker
-from pgworkd.words.assignment import sealed
-from pgworkd.words.fence import Fence
-from pgworkd.words.json_text import JsonText
-from pgworkd.words.payload import clean_text
-from pgworkd.words.validation import text
 
 router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 BEATS_PER_LEASE = 3

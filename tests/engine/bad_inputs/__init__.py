@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import InvalidPayload, UsageError
-from pgworkd.words import events
 from tests.kits.apps import dead_end
 from tests.kits.cli import Shell, run_bare
 from tests.kits.commands import Start

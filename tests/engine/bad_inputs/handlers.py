@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pgworkd import App
+from pgworkd.core import events
+from pgworkd.core.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
 from pgworkd.errors import UsageError
-from pgworkd.words import events
-from pgworkd.words.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX
 from tests.engine.bad_inputs import Case, among_good_ones, dead_handler
 from tests.kits.verbs import Db
 

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.engine.bad_inputs import Case, Check, among_good_ones, column, refused
 from tests.kits.batches import batch, depend, seal
 from tests.kits.daemon import insert, running, status, until, waits_for_status

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from pgworkd import App, Job
+from pgworkd.core import events, log
 from pgworkd.engine.run.unknown_kinds import FIRST_S
 from pgworkd.errors import RetryAfter
-from pgworkd.words import events, log
 from tests.engine.bad_inputs import Case, Check, among_good_ones, column, dead_payload, refused
 from tests.kits.daemon import insert, status, until, waits_for_status
 from tests.kits.verbs import Db, clock, rescue, steady, worker

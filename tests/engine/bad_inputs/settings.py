@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import psycopg
 
-from pgworkd.words import events
+from pgworkd.core import events
 from tests.engine.bad_inputs import Case, Usage, UsageCheck, bare
 from tests.kits.cli import CANARY
 from tests.kits.commands import NOWHERE

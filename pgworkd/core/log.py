@@ -22,12 +22,12 @@ from typing import Any, Literal, Protocol
 import structlog
 from structlog.processors import JSONRenderer
 
+from pgworkd.core import events
+from pgworkd.core.console import renderer
+from pgworkd.core.events import Listener
+from pgworkd.core.redaction import escaped, redact
+from pgworkd.core.traces import current_ids
 from pgworkd.process import output
-from pgworkd.words import events
-from pgworkd.words.console import renderer
-from pgworkd.words.events import Listener
-from pgworkd.words.redaction import escaped, redact
-from pgworkd.words.traces import current_ids
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,

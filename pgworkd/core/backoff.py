@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
+from pgworkd.core.decorated import innermost, is_async
 from pgworkd.errors import DELAY_S_MAX, UsageError, delay_seconds
-from pgworkd.words.decorated import innermost, is_async
 
 STEPS_MAX = 1000
 

@@ -45,7 +45,7 @@ def text(value: object, what: str, chars_max: int) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= chars_max:
         raise UsageError(f"{what} must be text of 1 to {chars_max} characters")
     if not value.isprintable():  # neither is NUL or a lone surrogate: encode() names the place
-        from pgworkd.words.payload import encode  # slow to import, and needed for an error only
+        from pgworkd.core.payload import encode  # slow to import, and needed for an error only
 
         encode(value, what, object_only=False)
     return value

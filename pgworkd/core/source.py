@@ -14,11 +14,11 @@ from uuid import UUID
 
 import anyio
 
+from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.fence import Fence, Settling
+from pgworkd.core.job import Ending
+from pgworkd.core.registration import Registration
 from pgworkd.errors import PgworkdError
-from pgworkd.words.claims import ClaimOrder, Claims
-from pgworkd.words.fence import Fence, Settling
-from pgworkd.words.job import Ending
-from pgworkd.words.registration import Registration
 
 Payload = tuple[UUID, str | None, str | None, bool]
 """(id, payload, meta, expired) of an attempt."""

@@ -19,7 +19,7 @@ class JsonText(str):
 
     def checked(self, what: str, *, object_only: bool = True) -> str:
         """The text, if it can be stored, and is an object; raises InvalidPayload, whose path starts with `what`."""
-        from pgworkd.words.payload import BYTES_MAX, decode, encode  # which imports this module
+        from pgworkd.core.payload import BYTES_MAX, decode, encode  # which imports this module
 
         if len(self.encode(errors="surrogatepass")) > BYTES_MAX:
             raise InvalidPayload(what, f"takes more than the {BYTES_MAX:,} bytes that are allowed")
@@ -31,7 +31,7 @@ class JsonText(str):
 
         As `checked`, for any value, and without reading a text of which that is plain.
         """
-        from pgworkd.words.payload import BYTES_MAX, DEPTH_MAX, is_suspicious
+        from pgworkd.core.payload import BYTES_MAX, DEPTH_MAX, is_suspicious
 
         if len(self) > BYTES_MAX // 4 and len(self.encode(errors="surrogatepass")) > BYTES_MAX:
             raise InvalidPayload(what, f"takes more than the {BYTES_MAX:,} bytes that are allowed")

@@ -16,8 +16,8 @@ from types import FrameType
 
 from pydantic_core import ValidationError
 
-from pgworkd.words.payload import clean_text
-from pgworkd.words.redaction import escaped, redact
+from pgworkd.core.payload import clean_text
+from pgworkd.core.redaction import escaped, redact
 
 TYPE_CHARS_MAX = 200
 MESSAGE_BYTES_MAX = 4 * 1024

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+from pgworkd.core.fence import Fence
 from pgworkd.errors import UsageError
-from pgworkd.words.fence import Fence
 
 _PREFIX = "a1_"
 _FIELDS = struct.Struct(">16siI16s")

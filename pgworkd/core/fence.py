@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from pgworkd.words.job import Outcome
-from pgworkd.words.registration import token_of
+from pgworkd.core.job import Outcome
+from pgworkd.core.registration import token_of
 
 
 class Fence(NamedTuple):

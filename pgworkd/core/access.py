@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Self
 
+from pgworkd.core.validation import closest, counted, text
 from pgworkd.errors import UsageError
-from pgworkd.words.validation import closest, counted, text
 
 SCOPES = {
     "enqueue": "create jobs and batches, cancel jobs",

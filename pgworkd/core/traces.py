@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from pgworkd.words.job import Outcome
+from pgworkd.core.job import Outcome
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 TRACEPARENT_CHARS, TRACESTATE_CHARS_MAX = 55, 512

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from pgworkd.words.dsn import passwords, redacted
+from pgworkd.core.dsn import passwords, redacted
 
 SECRET_CHARS_MIN = 6
 # Unicode categories: control, surrogate, unassigned, private use, separators, and "format" (bidirectional overrides).

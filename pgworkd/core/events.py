@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from pgworkd.words.traces import Trace
+from pgworkd.core.traces import Trace
 
 Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
 """Called in the daemon's loop, those of its watch in another thread, with the event's name and its facts; must return

@@ -13,7 +13,7 @@ import sys
 from json.decoder import scanstring  # type: ignore[attr-defined] # C, with a fallback in Python
 from typing import Any, NoReturn
 
-from pgworkd.words.json_text import JsonText
+from pgworkd.core.json_text import JsonText
 
 DEPTH_MAX = 16
 """Levels around payloads, which may have 64 of their own."""

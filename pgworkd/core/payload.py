@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json, to_jsonable_python
 
+from pgworkd.core.json_text import JsonText
 from pgworkd.errors import InvalidPayload
-from pgworkd.words.json_text import JsonText
 
 BYTES_MAX = 1024 * 1024
 """Size limit of a payload or result, in bytes of compact UTF-8."""
