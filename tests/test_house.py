@@ -44,10 +44,10 @@ BELOW = {
     "remote_daemon": "process errors core database engine engine/claim engine/life",
     "push_daemon": "errors core database engine engine/run engine/life push",
     "app": "errors core engine alerts push",
-    "fleet": "process errors core settings database admin engine/run engine/life metrics",
+    "processes": "process errors core settings database admin engine/run engine/life metrics",
     "tracing": "errors core",
     "cli": """process errors core settings database options embedded client admin engine engine/run engine/life metrics
-              alerts fleet tracing http http/request remote_daemon push push_daemon""",
+              alerts processes tracing http http/request remote_daemon push push_daemon""",
     "__init__": "errors core database engine engine/life app",
     "demo": "process errors core database embedded client engine/life __init__",
     "bench": "process errors core settings database client admin engine/life cli __init__",

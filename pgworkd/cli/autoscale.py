@@ -19,8 +19,8 @@ from pgworkd.process import local_sockets, stop_signals
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from pgworkd.fleet.autoscaler import Autoscaler, Rules
     from pgworkd.metrics.samples import Source
+    from pgworkd.processes.autoscaler import Autoscaler, Rules
     from pgworkd.settings.config import Settings
 
 WORKERS_MAX = 256
@@ -57,7 +57,7 @@ def autoscale(
     configuration), autoscale stops all workers and exits with 2, too.
     """
     from pgworkd.core import log
-    from pgworkd.fleet.autoscaler import Rules
+    from pgworkd.processes.autoscaler import Rules
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
@@ -83,9 +83,9 @@ async def _run(
     from pgworkd.core.events import Events
     from pgworkd.database.reconnect import Outage
     from pgworkd.engine.life.startup import REMIND_S
-    from pgworkd.fleet.autoscaler import Autoscaler
-    from pgworkd.fleet.workers import WorkerProcesses
     from pgworkd.options import connection_options
+    from pgworkd.processes.autoscaler import Autoscaler
+    from pgworkd.processes.workers import WorkerProcesses
 
     events = Events()
     events.listen(log.listener(settings.log_level))

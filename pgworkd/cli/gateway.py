@@ -110,8 +110,8 @@ async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
     import anyio
 
     from pgworkd.core import log
-    from pgworkd.fleet.sd_notify import SystemdNotifier
     from pgworkd.metrics.endpoint import bound
+    from pgworkd.processes.sd_notify import SystemdNotifier
 
     logger = log.logger()
     with stop_signals.received() as signals:

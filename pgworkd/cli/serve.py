@@ -27,10 +27,10 @@ from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.fleet.sd_notify import SystemdNotifier
-from pgworkd.fleet.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.options import daemon_options
 from pgworkd.process import forks, output, stop_signals
+from pgworkd.processes.sd_notify import SystemdNotifier
+from pgworkd.processes.supervisor import SUPERVISED, Introduction, Supervisor
 from pgworkd.settings.config import Settings, load
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ BUGS = (
     ),
     python(
         "an autoscaler does not start while the database refuses it",
-        "fleet/autoscaler",
+        "processes/autoscaler",
         "except (DatabaseUnavailable, SchemaAwaited, AccessRefused) as error:",
         "except (DatabaseUnavailable, SchemaAwaited) as error:",
         tests=f"{_PROGRAMS}::test_others_with_a_wrong_password_wait_and_say_so",
@@ -141,7 +141,7 @@ BUGS = (
     ),
     python(
         "the status of --processes does not say what they wait for",
-        "fleet/supervisor",
+        "processes/supervisor",
         "                    child.status = value\n",
         "                    pass\n",
         tests=f"{_PROGRAMS}::test_a_daemon_with_a_wrong_password_waits_and_says_so[processes]",

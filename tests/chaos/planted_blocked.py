@@ -104,14 +104,14 @@ BUGS = (
     ),
     python(
         "without systemd a frozen process is never restarted",
-        "fleet/supervisor",
+        "processes/supervisor",
         "(systemd_s, options.loop_limit)",
         "(systemd_s,)",
         tests=_COMMANDS,
     ),
     python(
         "processes that are all frozen are left to systemd, which is not there",
-        "fleet/supervisor",
+        "processes/supervisor",
         "                if self._has_systemd and pinged_s <= child.due_s:\n",
         "                if pinged_s <= child.due_s:\n",
         tests=_COMMANDS,

@@ -126,14 +126,14 @@ BUGS = (
     ),
     python(
         "a supervisor does not report a dead process",
-        "fleet/supervisor",
+        "processes/supervisor",
         "                    await self._report_ended(worker_id)\n",
         "",
         tests="tests/engine/test_supervisor_deaths.py",
     ),
     python(
         "jobs are rescued while the processes that run them are alive",
-        "fleet/supervisor",
+        "processes/supervisor",
         "                    await liveness_pipe.gone(end)\n",
         "",
         tests="tests/engine/test_supervisor_deaths.py",

@@ -309,7 +309,7 @@ BUGS = (
     ),
     python(
         "processes of a fleet need a directory to write to",
-        "fleet/supervisor",
+        "processes/supervisor",
         "count, reports, local_sockets.new_name()\n",
         "count, reports, __import__('tempfile').mkdtemp()\n",
         tests="tests/sweeps/test_streams.py",

@@ -12,7 +12,7 @@ BUGS = (
     ),
     python(
         "systemd ends a daemon that waits for the database at its start",
-        "fleet/sd_notify",
+        "processes/sd_notify",
         "                    if not sent_ready:\n",
         "                    if False:\n",
         tests="tests/engine/test_systemd.py",

@@ -24,9 +24,9 @@ from pgworkd.cli.programs import program
 from pgworkd.core import events as names
 from pgworkd.core.registration import Registration
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.fleet.supervisor import Supervisor
 from pgworkd.http.app import Application
 from pgworkd.http.request.gateway import Gateway
+from pgworkd.processes.supervisor import Supervisor
 from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import GatewayAddress
 from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats

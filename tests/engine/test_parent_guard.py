@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pgworkd.fleet import parent_guard
+from pgworkd.processes import parent_guard
 from tests.kits.daemon import until
 
 GUARD = [sys.executable, "-I", "-S", parent_guard.__file__]

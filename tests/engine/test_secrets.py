@@ -21,8 +21,8 @@ from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.run import process_pool
 from pgworkd.errors import PgworkdError
-from pgworkd.fleet.supervisor import Supervisor, without_dsn
 from pgworkd.options import daemon_options
+from pgworkd.processes.supervisor import Supervisor, without_dsn
 from pgworkd.results import Results
 from pgworkd.settings.config import Settings
 from tests.kits.commands import Start, start

@@ -17,8 +17,8 @@ import asyncpg
 import pytest
 
 from pgworkd.cli import serve
-from pgworkd.fleet import supervisor
 from pgworkd.options import daemon_options
+from pgworkd.processes import supervisor
 from pgworkd.settings.config import Settings
 from tests.kits.commands import NOWHERE, Command, Start, Systemd, ended, events, logged, start, systemd
 from tests.kits.daemon import until

@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.fleet.sd_notify import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
+from pgworkd.processes.sd_notify import EXTENDED_START_S, STATUS_BYTES_MAX, STATUS_S, SystemdNotifier
 from tests.kits.commands import Systemd, systemd
 from tests.kits.daemon import LIMIT_S, quick_options
 
@@ -64,7 +64,7 @@ async def test_a_start_that_waits_for_the_database_extends_its_timeout(
 ) -> None:
     """Otherwise systemd would kill it after TimeoutStartSec=, repeatedly while the database is unavailable."""
     assert EXTENDED_START_S > 3 * STATUS_S  # the timeout is extended before it expires
-    monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
+    monkeypatch.setattr("pgworkd.processes.sd_notify.STATUS_S", 0.02)
     more = f"EXTEND_TIMEOUT_USEC={EXTENDED_START_S * 1e6:.0f}"
     async with reporting(NOBODY, systemd.environ):
         for _ in range(3):
@@ -97,7 +97,7 @@ class Late:
 async def test_a_start_that_hangs_does_not_extend_its_timeout(
     systemd: Systemd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkd.fleet.sd_notify.STATUS_S", 0.02)
+    monkeypatch.setattr("pgworkd.processes.sd_notify.STATUS_S", 0.02)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(SystemdNotifier(systemd.environ).run, Late())
         for _ in range(3):

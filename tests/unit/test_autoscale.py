@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.fleet.autoscaler import Decision, Policy, Rules
-from pgworkd.fleet.process_keeper import STEADY_S, Restarts
+from pgworkd.processes.autoscaler import Decision, Policy, Rules
+from pgworkd.processes.process_keeper import STEADY_S, Restarts
 
 RESTART_S_MAX = 30.0
 

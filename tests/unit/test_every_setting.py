@@ -16,13 +16,13 @@ from pgworkd.alerts.mail import send_mail
 from pgworkd.cli import serve, watching
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.fleet.autoscaler import Autoscaler
-from pgworkd.fleet.supervisor import Supervisor
 from pgworkd.http.app import asgi
 from pgworkd.http.request.gateway import GatewayOptions
 from pgworkd.http.server import Server
 from pgworkd.options import connection_options, daemon_options, gateway_options
 from pgworkd.process import stop_signals
+from pgworkd.processes.autoscaler import Autoscaler
+from pgworkd.processes.supervisor import Supervisor
 from pgworkd.settings import config
 from pgworkd.settings.config import Settings
 from tests.kits.cli import clean, invoke

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd.fleet.sd_notify import SystemdNotifier
 from pgworkd.metrics import ReportingProcess, fleet
 from pgworkd.metrics.endpoint import reporting
 from pgworkd.process import local_sockets
+from pgworkd.processes.sd_notify import SystemdNotifier
 from tests.kits.metrics import FakeSource, filled
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 import anyio
 import pytest
 
-from pgworkd.fleet.process_keeper import ProcessKeeper
+from pgworkd.processes.process_keeper import ProcessKeeper
 from tests.kits.daemon import until
 
 

@@ -17,9 +17,9 @@ from pgworkd.admin.admin import Admin
 from pgworkd.core.log import logger as _logger
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, SchemaAwaited
-from pgworkd.fleet.process_keeper import ProcessKeeper
-from pgworkd.fleet.workers import WorkerProcesses
 from pgworkd.metrics import ReportingProcess
+from pgworkd.processes.process_keeper import ProcessKeeper
+from pgworkd.processes.workers import WorkerProcesses
 
 DEPTH_MOST = 10_000
 """The depth is counted up to this, or to up_at if that is larger."""

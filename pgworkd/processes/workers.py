@@ -12,9 +12,9 @@ from subprocess import DEVNULL  # nosec B404 # a constant
 import anyio
 from anyio.abc import Process
 
-from pgworkd.fleet import parent_guard
-from pgworkd.fleet.process_keeper import Worker
 from pgworkd.metrics import REPORT_TO
+from pgworkd.processes import parent_guard
+from pgworkd.processes.process_keeper import Worker
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 

@@ -29,11 +29,11 @@ from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
-from pgworkd.fleet.process_keeper import ProcessKeeper, Worker
-from pgworkd.fleet.sd_notify import SystemdNotifier
-from pgworkd.fleet.workers import ChildProcess
 from pgworkd.metrics import REPORT_TO, ReportingProcess
 from pgworkd.process import forks, local_sockets
+from pgworkd.processes.process_keeper import ProcessKeeper, Worker
+from pgworkd.processes.sd_notify import SystemdNotifier
+from pgworkd.processes.workers import ChildProcess
 from pgworkd.settings.file import NAME_CHARS_MAX
 
 STRIKES = 4  # checks, each a tenth of the watchdog's timeout apart, that must find a process late
