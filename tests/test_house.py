@@ -32,12 +32,13 @@ BELOW = {
     "admin": "errors core settings database client",
     "metrics": "process errors core settings database client admin engine engine/life",
     "alerts": "errors core settings database client admin engine",
-    "remote": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
+    "gateway": "",
+    "gateway/workers": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
     "push": "process errors core",
     "http/models": "errors core client",
-    "http/request": "errors core database client admin engine/life metrics remote http/models",
-    "http/routes": """errors core settings database client admin metrics remote push http/models
+    "http/request": "errors core database client admin engine/life metrics gateway/workers http/models",
+    "http/routes": """errors core settings database client admin metrics gateway/workers push http/models
                       http/request""",
     "options": "errors core settings database engine/life http/request",
     "http": "process errors core settings database options http/request http/routes",

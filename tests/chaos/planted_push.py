@@ -94,7 +94,7 @@ BUGS = (
     ),
     python(
         "any assignment lets in without a token",
-        "remote/workers",
+        "gateway/workers/workers",
         "            if pushed is not None and found.worker_id == pushed:\n",
         "            if pushed is None or pushed:\n                return True\n            if pushed is not None:\n",
         tests=_CALLBACKS,

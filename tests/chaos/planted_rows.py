@@ -18,7 +18,7 @@ BUGS = (
     ),
     python(
         "a gateway's claims never become careful",
-        "remote/pool",
+        "gateway/workers/pool",
         "careful=self._care.on",
         "careful=False",
         tests=f"{_CLAIMS} -k gateway",
@@ -75,7 +75,7 @@ BUGS = (
     ),
     python(
         "one worker's row costs all workers of a gateway their lease",
-        "remote/beats",
+        "gateway/workers/beats",
         "            if len(batch) > 1 and not isinstance(error, DatabaseUnavailable):\n",
         "            if False:\n",
         tests="tests/http/test_worker_faults.py -k costs_no_other",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from pgworkd.remote.claims import VALID_S
+from pgworkd.gateway.workers.claims import VALID_S
 from tests.conformance.field import BEATS_S, LEASE_S, Field
 
 Check: TypeAlias = Callable[[Field], Awaitable[None]]

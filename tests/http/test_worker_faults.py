@@ -45,8 +45,8 @@ async def test_what_a_claim_finds_for_somebody_who_has_gone_is_given_back(dsn: s
 
 
 async def test_what_is_missing_in_one_list_stays(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.remote.watch.PERIOD_S", 0.1)
-    monkeypatch.setattr("pgworkd.remote.watch.MARGIN_S", 0.0)
+    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.1)
+    monkeypatch.setattr("pgworkd.gateway.workers.watch.MARGIN_S", 0.0)
     looks, look = 0, RemoteStore.work_of
 
     async def counted(self: RemoteStore, *arguments: Any) -> Any:
@@ -222,7 +222,7 @@ async def test_a_clock_of_the_database_that_jumps_gives_nothing_back(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt seems to be an hour old, and is younger than the worker's two lists."""
-    monkeypatch.setattr("pgworkd.remote.watch.PERIOD_S", 0.1)
+    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.1)
     (job_id,) = await insert(db)
     async with calling(dsn, workers=True) as call:
         store, looks = call.client._transport.app.gateway.remote.remote, 0  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from pgworkd.remote import watch
+from pgworkd.gateway.workers import watch
 from tests.kits.daemon import until
 from tests.kits.gateway import calling
 from tests.kits.workers import Worker, registered

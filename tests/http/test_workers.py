@@ -159,8 +159,8 @@ async def test_a_cancel_is_told_in_a_held_claim_and_in_a_beat(dsn: str, db: Db) 
 
 
 async def test_what_is_missing_in_two_lists_is_given_back(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.remote.watch.PERIOD_S", 0.2)
-    monkeypatch.setattr("pgworkd.remote.watch.MARGIN_S", 0.0)
+    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.2)
+    monkeypatch.setattr("pgworkd.gateway.workers.watch.MARGIN_S", 0.0)
     kept, lost = await insert(db, 2)
     async with calling(dsn, workers=True) as call:
         worker = await registered(call)

@@ -9,7 +9,7 @@ import sys
 
 from pgworkd.cli.main import main
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.remote import beats, claims, service, watch
+from pgworkd.gateway.workers import beats, claims, service, watch
 
 
 def hurry() -> None:

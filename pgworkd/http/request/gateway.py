@@ -24,13 +24,13 @@ from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
 from pgworkd.errors import PgworkdError
+from pgworkd.gateway.workers.service import LEASE_S, RemoteService
 from pgworkd.http.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
 from pgworkd.http.request.followed import Followed
 from pgworkd.http.request.problems import Problem
 from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import MetricsPage
 from pgworkd.metrics.samples import Check, Samples
-from pgworkd.remote.service import LEASE_S, RemoteService
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 START_S = 5.0

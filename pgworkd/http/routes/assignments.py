@@ -15,6 +15,7 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.core.payload import clean_text
 from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
+from pgworkd.gateway.workers.settles import SettleAnswer, Settled
 from pgworkd.http.models.workers import (
     ASSIGNMENT_CHARS_MAX,
     CompleteIn,
@@ -33,7 +34,6 @@ from pgworkd.http.request.answers import BODY, Json, PlainJson, documented
 from pgworkd.http.request.gateway import gateway_of
 from pgworkd.http.request.route import BulkRoute, Route
 from pgworkd.http.routes.visible import needed_any
-from pgworkd.remote.settles import SettleAnswer, Settled
 
 
 class AssignmentRoute(Route):

@@ -17,6 +17,10 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.payload import clean_text
 from pgworkd.core.validation import text
+from pgworkd.gateway.workers import claims
+from pgworkd.gateway.workers.beats import Report
+from pgworkd.gateway.workers.claims import Assigned
+from pgworkd.gateway.workers.workers import RemoteWorker
 from pgworkd.http.models.workers import (
     Asked,
     AskIn,
@@ -37,10 +41,6 @@ from pgworkd.http.request.gateway import Gateway, gateway_of
 from pgworkd.http.request.problems import Problem
 from pgworkd.http.request.route import Route
 from pgworkd.http.routes.visible import needed_any
-from pgworkd.remote import claims
-from pgworkd.remote.beats import Report
-from pgworkd.remote.claims import Assigned
-from pgworkd.remote.workers import RemoteWorker
 
 router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 BEATS_PER_LEASE = 3

@@ -17,7 +17,7 @@ from pgworkd.core.fence import Fence
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import LOCKED, LOST, News, RemoteStore
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError, WorkerLost
-from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 PERIOD_S = 1.0
 """Between two statements."""

@@ -14,9 +14,9 @@ from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseError, WorkerLost
-from pgworkd.remote.pool import Budgets, Given, RemotePool, Waiter
-from pgworkd.remote.settles import Settles
-from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.pool import Budgets, Given, RemotePool, Waiter
+from pgworkd.gateway.workers.settles import Settles
+from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Payloads of one answer; what does not fit is given back."""

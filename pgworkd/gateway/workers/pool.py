@@ -25,7 +25,7 @@ from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, WorkerLost
-from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 CLAIM_MAX = 200
 """Jobs of one claim: while its answers are written, the database makes the next one."""

@@ -25,13 +25,13 @@ from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.remote.beats import Beats
-from pgworkd.remote.claims import RemoteClaims
-from pgworkd.remote.pool import IDLE_S, RemotePool
-from pgworkd.remote.queues import RemoteQueues
-from pgworkd.remote.settles import EndedAttempt, Settles
-from pgworkd.remote.watch import Watch
-from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.beats import Beats
+from pgworkd.gateway.workers.claims import RemoteClaims
+from pgworkd.gateway.workers.pool import IDLE_S, RemotePool
+from pgworkd.gateway.workers.queues import RemoteQueues
+from pgworkd.gateway.workers.settles import EndedAttempt, Settles
+from pgworkd.gateway.workers.watch import Watch
+from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 LEASE_S, HEARTBEAT_S = 10.0, 2.5
 """Of the gateway itself: as short as the shortest lease of a worker, which else is judged with a delay: see had_time().

@@ -22,7 +22,7 @@ from pgworkd.engine.settle.item import size_of
 from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
-from pgworkd.remote.workers import RemoteWorkers
+from pgworkd.gateway.workers.workers import RemoteWorkers
 
 LOCKED_S = 5.0
 """A locked row is tried again for this long; then the worker is told to do so."""

@@ -8,7 +8,7 @@ from pgworkd.core.events import Events
 from pgworkd.core.job import Reason
 from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.engine.life.worker import WorkerLife
-from pgworkd.remote.pool import RemotePool
+from pgworkd.gateway.workers.pool import RemotePool
 
 
 class RemoteQueues:

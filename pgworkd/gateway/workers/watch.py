@@ -21,9 +21,9 @@ from pgworkd.core.fence import Fence
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.errors import PgworkdError
-from pgworkd.remote.claims import VALID_S
-from pgworkd.remote.settles import Settles
-from pgworkd.remote.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.claims import VALID_S
+from pgworkd.gateway.workers.settles import Settles
+from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 PERIOD_S = 5.0
 RECOUNT_PERIOD_S = 1.0
