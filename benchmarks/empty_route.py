@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 from fastapi import FastAPI
 
-from pgworkd.http.server import server
+from pgworkd.gateway.api.server import server
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.settings.config import Settings
 
 if TYPE_CHECKING:
-    from pgworkd.http.request.gateway import GatewayOptions
+    from pgworkd.gateway.api.request.gateway import GatewayOptions
 
 _NO_DATABASE = "postgresql://"
 """The address of a daemon that works through a gateway: it is never connected to."""
@@ -50,7 +50,7 @@ def gateway_options(settings: Settings, address: str | None = None) -> GatewayOp
 
     UsageError without a DSN. Needs the extra `http`.
     """
-    from pgworkd.http.request.gateway import LOOPBACK, GatewayOptions
+    from pgworkd.gateway.api.request.gateway import LOOPBACK, GatewayOptions
 
     hosts = None
     if address is not None:

@@ -36,19 +36,20 @@ BELOW = {
     "gateway/workers": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
     "push": "process errors core",
-    "http/models": "errors core client",
-    "http/request": "errors core database client admin engine/life metrics gateway/workers http/models",
-    "http/routes": """errors core settings database client admin metrics gateway/workers push http/models
-                      http/request""",
-    "options": "errors core settings database engine/life http/request",
-    "http": "process errors core settings database options http/request http/routes",
+    "gateway/api/models": "errors core client",
+    "gateway/api/request": "errors core database client admin engine/life metrics gateway/workers gateway/api/models",
+    "gateway/api/routes": """errors core settings database client admin metrics gateway/workers push gateway/api/models
+                      gateway/api/request""",
+    "options": "errors core settings database engine/life gateway/api/request",
+    "gateway/api": "process errors core settings database options gateway/api/request gateway/api/routes",
     "remote_daemon": "process errors core database engine engine/claim engine/life",
     "push_daemon": "errors core database engine engine/run engine/life push",
+    "http": "gateway/api",
     "app": "errors core engine alerts push",
     "processes": "process errors core settings database admin engine/run engine/life metrics",
     "tracing": "errors core",
     "cli": """process errors core settings database options embedded client admin engine engine/run engine/life metrics
-              alerts processes tracing http http/request remote_daemon push push_daemon""",
+              alerts processes tracing gateway/api gateway/api/request remote_daemon push push_daemon""",
     "__init__": "errors core database engine engine/life app",
     "demo": "process errors core database embedded client engine/life __init__",
     "bench": "process errors core settings database client admin engine/life cli __init__",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pgworkd.admin.admin import Admin
     from pgworkd.core.access import TokenText
-    from pgworkd.http.server import Server
+    from pgworkd.gateway.api.server import Server
     from pgworkd.settings.config import Settings
 
 tokens = typer.Typer(help="Add, list and revoke the tokens by which programs call the gateway.", no_args_is_help=True)
@@ -66,7 +66,7 @@ def serve(
     more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts}
     settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
-        from pgworkd.http.server import server
+        from pgworkd.gateway.api.server import server
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     from pgworkd.cli.serve import spare_collector
@@ -92,10 +92,10 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
     from pgworkd.core import log
     from pgworkd.core.events import Events
     from pgworkd.engine.life.heartbeat import end_process
-    from pgworkd.http.app import Application
-    from pgworkd.http.request.access import anyone
-    from pgworkd.http.request.debug import log_request
-    from pgworkd.http.request.gateway import Gateway
+    from pgworkd.gateway.api.app import Application
+    from pgworkd.gateway.api.request.access import anyone
+    from pgworkd.gateway.api.request.debug import log_request
+    from pgworkd.gateway.api.request.gateway import Gateway
     from pgworkd.options import gateway_options
 
     options = replace(gateway_options(settings, listener.getsockname()[0]), end_process=end_process)

@@ -126,7 +126,7 @@ BUGS = (
     ),
     python(
         "a locked job holds up a call of many settles",
-        "http/routes/assignments",
+        "gateway/api/routes/assignments",
         "LOCKED_MANY_S = 0.5",
         "LOCKED_MANY_S = 3600.0",
         tests=_OPTIONS,
@@ -182,21 +182,21 @@ BUGS = (
     ),
     python(
         "a claim is answered to who has just hung up",
-        "http/request/caller",
+        "gateway/api/request/caller",
         "bool(is_closing())",
         "False",
         tests=_CALLER,
     ),
     python(
         "an application's own check of callers ends the gateway",
-        "http/request/gateway",
+        "gateway/api/request/gateway",
         "            except Exception as error:",
         "            except PgworkdError as error:",
         tests="tests/http/test_waiting_tokens.py",
     ),
     python(
         "a body without its end is waited for for ever",
-        "http/server",
+        "gateway/api/server",
         "    def on_message_complete(self) -> None:",
         "    def on_body(self, body: bytes) -> None:\n"
         "        self._notes[HAS_ARRIVED] = True\n"
@@ -206,14 +206,14 @@ BUGS = (
     ),
     python(
         "a head without a body is never sent",
-        "http/server",
+        "gateway/api/server",
         "            self._loop.call_soon(self._flush)",
         "            pass",
         tests=_JOINED,
     ),
     python(
         "a connection is closed before its answer is sent",
-        "http/server",
+        "gateway/api/server",
         "        self._flush()\n        self._transport.close()",
         "        self._transport.close()",
         tests=_JOINED,
@@ -234,7 +234,7 @@ BUGS = (
     ),
     python(
         "who may do less than when the request came is answered",
-        "http/request/gateway",
+        "gateway/api/request/gateway",
         "                if not (await authorized(authorize, self._request)).covers(self._request.state.access):",
         "                if not await authorized(authorize, self._request):",
         tests="tests/http/test_waiting_tokens.py",
@@ -255,7 +255,7 @@ BUGS = (
     ),
     python(
         "an error of an application's own check is logged with its variables",
-        "http/request/failures",
+        "gateway/api/request/failures",
         "exception=said",
         "exc_info=error",
         tests="tests/http/test_waiting_tokens.py",

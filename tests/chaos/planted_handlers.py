@@ -27,7 +27,7 @@ BUGS = (
     ),
     python(
         "an embedded gateway ignores the environment",
-        "http/app",
+        "gateway/api/app",
         "        database = load(dsn=database)\n",
         "        database = Settings(dsn=database)\n",
         tests="tests/http/test_retention.py",

@@ -24,8 +24,8 @@ from pgworkd.cli.programs import program
 from pgworkd.core import events as names
 from pgworkd.core.registration import Registration
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.http.app import Application
-from pgworkd.http.request.gateway import Gateway
+from pgworkd.gateway.api.app import Application
+from pgworkd.gateway.api.request.gateway import Gateway
 from pgworkd.processes.supervisor import Supervisor
 from pgworkd.remote_daemon.assignments import Assignments
 from pgworkd.remote_daemon.client import GatewayAddress

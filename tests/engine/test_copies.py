@@ -170,7 +170,7 @@ async def test_a_gateway_in_a_copy_takes_jobs_and_gives_none(
     dsn: str, db: asyncpg.Connection[Any], copy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "SCHEMA_POLL_S", 0.02)
-    monkeypatch.setattr("pgworkd.http.request.gateway.START_S", 0.2)
+    monkeypatch.setattr("pgworkd.gateway.api.request.gateway.START_S", 0.2)
     async with calling(dsn, workers=True) as caller:
         worker = {"name": "w", "lease_s": 10, "queues": {"mail": 1}}
         assert (await caller.problem("POST", "/v1/workers", worker))[:2] == (503, "unavailable")

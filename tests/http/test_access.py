@@ -18,11 +18,11 @@ from pgworkd.core.access import SCOPES, Access
 from pgworkd.core.assignment import sealed
 from pgworkd.core.fence import Fence
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.http.app import Application, asgi
-from pgworkd.http.request import access as checks
-from pgworkd.http.request.access import Rate
-from pgworkd.http.request.gateway import Gateway, GatewayOptions
-from pgworkd.http.request.problems import Problem
+from pgworkd.gateway.api.app import Application, asgi
+from pgworkd.gateway.api.request import access as checks
+from pgworkd.gateway.api.request.access import Rate
+from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
+from pgworkd.gateway.api.request.problems import Problem
 from tests.kits.gateway import ALL, Caller, also, calling, token
 from tests.kits.schema import granted
 

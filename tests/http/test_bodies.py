@@ -16,9 +16,9 @@ from pgworkd.core.json_reader import RAW
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.payload import encode
 from pgworkd.errors import InvalidPayload
-from pgworkd.http.request import bodies
-from pgworkd.http.request.bodies import parse
-from pgworkd.http.request.problems import Problem, pointer
+from pgworkd.gateway.api.request import bodies
+from pgworkd.gateway.api.request.bodies import parse
+from pgworkd.gateway.api.request.problems import Problem, pointer
 from tests.kits.gateway import calling
 
 JSON = {"Content-Type": "application/json"}

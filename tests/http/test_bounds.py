@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.http.request.bounds import HEADER_BYTES_MAX, SLASH
+from pgworkd.gateway.api.request.bounds import HEADER_BYTES_MAX, SLASH
 from tests.kits.daemon import insert
 from tests.kits.gateway import calling
 
@@ -144,7 +144,7 @@ async def test_text_that_has_no_utf8_is_told_as_it_came(dsn: str) -> None:
 
 
 async def test_each_problem_has_its_page(dsn: str) -> None:
-    from pgworkd.http.request.problems import PROBLEMS
+    from pgworkd.gateway.api.request.problems import PROBLEMS
 
     async with calling(dsn) as call:
         for slug, kind in PROBLEMS.items():

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from pgworkd.http.routes import bulk
+from pgworkd.gateway.api.routes import bulk
 from tests.kits.gateway import calling
 
 Db: TypeAlias = "asyncpg.Connection[Any]"

@@ -13,10 +13,10 @@ import asyncpg
 import pytest
 from anyio.abc import SocketStream
 
-from pgworkd.http.app import asgi
-from pgworkd.http.request import bodies, gateway
-from pgworkd.http.request.access import anyone
-from pgworkd.http.server import Server, server
+from pgworkd.gateway.api.app import asgi
+from pgworkd.gateway.api.request import bodies, gateway
+from pgworkd.gateway.api.request.access import anyone
+from pgworkd.gateway.api.server import Server, server
 from tests.http.test_worker_faults import HELD_BACK, WAITS
 from tests.http.test_workers import insert
 from tests.kits.daemon import LIMIT_S, until

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
-from pgworkd.http.app import asgi
-from pgworkd.http.request.problems import PROBLEMS
+from pgworkd.gateway.api.app import asgi
+from pgworkd.gateway.api.request.problems import PROBLEMS
 from tests.kits.gateway import served
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from pgworkd.core.access import Access
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.http.request import followed
-from pgworkd.http.request.followed import Followed
-from pgworkd.http.request.gateway import Gateway
-from pgworkd.http.routes import events
+from pgworkd.gateway.api.request import followed
+from pgworkd.gateway.api.request.followed import Followed
+from pgworkd.gateway.api.request.gateway import Gateway
+from pgworkd.gateway.api.routes import events
 from tests.http.test_server import stack
 from tests.kits.daemon import insert, until
 from tests.kits.gateway import LIMIT_S, Scopes, also, calling, served, token
@@ -107,7 +107,7 @@ async def test_a_caller_sees_the_queues_of_its_token_only(dsn: str, scopes: Scop
 
 
 async def test_a_revoked_token_ends_the_stream(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pgworkd.http.request import access
+    from pgworkd.gateway.api.request import access
 
     monkeypatch.setattr(access, "CHECKED_S", 0.05)
     monkeypatch.setattr(events, "CHECK_S", 0.05)
@@ -125,7 +125,7 @@ async def test_who_may_do_less_goes_on_as_long_as_the_lists_may_be_read(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in ("request.gateway.CHECKED_S", "routes.events.CHECK_S"):
-        monkeypatch.setattr(f"pgworkd.http.{place}", 0.05)
+        monkeypatch.setattr(f"pgworkd.gateway.api.{place}", 0.05)
     async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
         gateway: Gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
         allowed, asked = Access.full("u"), 0

@@ -13,9 +13,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from pgworkd.http.app import asgi
-from pgworkd.http.request.access import anyone
-from pgworkd.http.server import _Joined, server
+from pgworkd.gateway.api.app import asgi
+from pgworkd.gateway.api.request.access import anyone
+from pgworkd.gateway.api.server import _Joined, server
 from tests.kits.daemon import LIMIT_S
 
 SEEDS = range(40)

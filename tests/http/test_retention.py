@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pgworkd.http.app import Application, asgi
+from pgworkd.gateway.api.app import Application, asgi
 from pgworkd.settings.config import Settings
 from tests.kits.cli import clean
 from tests.kits.daemon import until

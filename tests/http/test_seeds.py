@@ -15,8 +15,8 @@ import pytest
 
 from pgworkd import App, Job
 from pgworkd.core.access import Access
+from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.http import asgi
-from pgworkd.http.request.problems import Problem
 from tests.http.test_server import bearer, stack
 from tests.kits.daemon import running, until
 from tests.kits.docs import table

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from pgworkd.core.assignment import parsed, sealed
-from pgworkd.http.request.gateway import Gateway
+from pgworkd.gateway.api.request.gateway import Gateway
 from tests.kits.gateway import Caller, also, calling, token
 from tests.kits.workers import Worker, registered
 

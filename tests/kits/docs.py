@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pgworkd.http.request.problems import PROBLEMS
+from pgworkd.gateway.api.request.problems import PROBLEMS
 from pgworkd.metrics.families import FAMILIES
 from pgworkd.settings.config import Settings
 from tests.kits.boards import rules

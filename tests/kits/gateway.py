@@ -16,8 +16,8 @@ import httpx
 from pgworkd.admin import Admin
 from pgworkd.core.access import SCOPES
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.http.app import Application
-from pgworkd.http.request.gateway import Gateway, GatewayOptions
+from pgworkd.gateway.api.app import Application
+from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
 
 LIMIT_S = 30.0
 Scopes = Mapping[str, Sequence[str] | None]

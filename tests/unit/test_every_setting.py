@@ -16,9 +16,9 @@ from pgworkd.alerts.mail import send_mail
 from pgworkd.cli import serve, watching
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.http.app import asgi
-from pgworkd.http.request.gateway import GatewayOptions
-from pgworkd.http.server import Server
+from pgworkd.gateway.api.app import asgi
+from pgworkd.gateway.api.request.gateway import GatewayOptions
+from pgworkd.gateway.api.server import Server
 from pgworkd.options import connection_options, daemon_options, gateway_options
 from pgworkd.process import stop_signals
 from pgworkd.processes.autoscaler import Autoscaler

@@ -1,0 +1,168 @@
+"""What requests and answers about batches look like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import Field
+
+from pgworkd.client.new_job import NewJob
+from pgworkd.gateway.api.models.jobs import (
+    BULK_MAX,
+    Answer,
+    Attempts,
+    Instant,
+    Key,
+    Model,
+    Name,
+    Payload,
+    Period,
+    Priority,
+)
+
+
+class Callback(Model):
+    """A job to insert when a tree has finished; its payload gets a `batch` with id, name, state and counts."""
+
+    queue: Name
+    kind: Name | None = None
+    payload: Payload = None
+    meta: Payload | None = None
+    priority: Priority = 0
+    max_attempts: Attempts | None = None
+    timeout_s: Period | None = None
+    serialize_key: Key | None = None
+    limit_key: Key | None = None
+
+    def job(self) -> NewJob:
+        """As a NewJob."""
+        return NewJob(self.queue, **{name: getattr(self, name) for name in self.model_fields_set if name != "queue"})
+
+
+class AnyBatch(Model):
+    """What roots and children have in common."""
+
+    name: Name
+    kind: Name | None = Field(None, description="Of its jobs, and of its children's by default")
+    queue: Name | None = Field(None, description="Default: the one named as the kind, or as the batch")
+    max_failures: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="The batch is cancelled when more jobs than that are dead"
+    )
+    payloads: list[Payload] = Field(default_factory=list, max_length=BULK_MAX, description="A job for each")
+    children: list[ChildIn] = Field(default_factory=list, max_length=100)
+    sealed: bool = Field(False, description="Accept no further jobs")
+
+
+class ChildIn(AnyBatch):
+    """A batch below another."""
+
+    stream: bool = Field(False, description="Each job that completes in the parent adds one here")
+    stream_kind: Name | None = Field(None, description="Whose handler makes these jobs")
+    final: bool = Field(False, description="Its results are those of the tree")
+
+    def options(self) -> dict[str, Any]:
+        """As the arguments of Batch.child."""
+        names = ("kind", "queue", "max_failures", "stream", "stream_kind", "final")
+        return {name: getattr(self, name) for name in names if name in self.model_fields_set}
+
+
+class BatchIn(AnyBatch):
+    """A root to create, with all below it."""
+
+    dedupe_key: Key | None = None
+    dedupe_until: Instant | None = None
+    dedupe_for_s: Period | None = None
+    on_complete: Callback | None = Field(None, description="When all jobs of the tree have finished")
+    on_failure: Callback | None = Field(None, description="In place of that, if any job died or was cancelled")
+
+    def options(self) -> dict[str, Any]:
+        """As the arguments of batch()."""
+        names = ("kind", "queue", "max_failures", "dedupe_key", "dedupe_until")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names if name in self.model_fields_set}
+        callbacks = {"on_complete": self.on_complete, "on_failure": self.on_failure}
+        found |= {name: job.job() for name, job in callbacks.items() if job is not None}
+        return found if self.dedupe_for_s is None else found | {"dedupe_for": self.dedupe_for_s}
+
+
+class AddIn(Model):
+    """Jobs for a batch."""
+
+    payloads: list[Payload] = Field(max_length=BULK_MAX)
+    kind: Name | None = None
+    queue: Name | None = None
+    priority: Priority = 0
+    run_at: Instant | None = None
+    max_attempts: Attempts | None = None
+    timeout_s: Period | None = None
+    meta: Payload | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As the arguments of Batch.add."""
+        return {name: getattr(self, name) for name in self.model_fields_set if name != "payloads"}
+
+
+class BatchMade(Answer):
+    """The batch, and all below it that are new, by path: {"payroll": ..., "payroll/cheques": ...}."""
+
+    id: UUID
+    created: bool
+    ids: dict[str, UUID]
+
+
+class Sealed(Answer):
+    """`sealed`: False if it was closed before."""
+
+    id: UUID
+    sealed: bool
+
+
+class BatchState(Answer):
+    """The progress of one batch: `done` of `total` jobs have finished."""
+
+    id: UUID
+    name: str
+    depth: int
+    state: str
+    total: int
+    done: int
+    completed: int
+    dead: int
+    cancelled: int
+
+
+class BatchOut(BatchState):
+    """A batch, and all `below` it."""
+
+    below: list[BatchState]
+
+
+class ResultOut(Answer):
+    """A completed job of a batch."""
+
+    batch: str
+    id: UUID
+    payload: dict[str, Any]
+    result: Any
+
+
+class ResultsPage(Answer):
+    """Results; `next`: the cursor of the next page, null if this was the last for now."""
+
+    results: list[ResultOut]
+    next: str | None
+
+
+class BatchCancelled(Answer):
+    """Jobs cancelled, and running jobs asked to stop. `more`: daemons cancel the rest, or call again."""
+
+    id: UUID
+    cancelled: int
+    requested: int
+    more: bool
+
+
+class Deleted(Answer):
+    """How many batches were deleted."""
+
+    deleted: int

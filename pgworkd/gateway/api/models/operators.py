@@ -1,0 +1,308 @@
+"""What requests and answers of operators look like."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from pgworkd.core.recurrence import MISSED_GRACE_S
+from pgworkd.core.validation import ROWS_MAX
+from pgworkd.gateway.api.models.jobs import (
+    Answer,
+    Attempts,
+    Delay,
+    Id,
+    Instant,
+    Key,
+    Limit,
+    Model,
+    Name,
+    Payload,
+    Period,
+    Priority,
+)
+
+
+class FilterIn(Model):
+    """Which jobs: by `ids`, or all that match the rest."""
+
+    ids: list[Id] | None = Field(None, min_length=1, max_length=ROWS_MAX)
+    queue: Name | None = None
+    kind: Name | None = None
+    key: Key | None = Field(None, description="Any of a job's three keys")
+    batch: Id | None = None
+    status: str | None = None
+    all_queues: bool = Field(False, description="Needed for a filter without queue, kind, key and batch")
+    limit: Limit = Field(ROWS_MAX, description="Jobs in this call")
+
+
+class Operated(Answer):
+    """What was done; `more`: there may be further jobs that match. Call again until it is false."""
+
+    done: int
+    outcomes: dict[str, int]
+    refused: list[dict[str, str]]
+    more: bool
+
+
+class Matches(Answer):
+    """What would be done. `exact`: False if there are more than `matches`."""
+
+    matches: int
+    exact: bool
+    sample: list[UUID]
+
+
+class Depth(Answer):
+    """Jobs that could run now."""
+
+    depth: int
+
+
+class SettingOut(Answer):
+    """An effective setting. `from`: row, code, settings or default."""
+
+    value: Any
+    source: str = Field(alias="from")
+
+
+class QueueOut(Answer):
+    """A queue. `oldest_due_s`: seconds the oldest due job has waited."""
+
+    queue: str
+    due: int
+    scheduled: int
+    running: int
+    failed: int
+    blocked: int
+    dead: int
+    oldest_due_s: float | None
+    workers: int
+    slots: int
+    paused: bool
+    paused_until: datetime | None
+    sample_age_s: float | None
+    settings: dict[str, SettingOut]
+
+
+class QueuesOut(Answer):
+    """Queues."""
+
+    queues: list[QueueOut]
+
+
+class QueueSettings(Model):
+    """Settings of a queue for all daemons, named as the columns of `queues`; null: what the code says."""
+
+    concurrency: int | None = None
+    max_running: int | None = None
+    limit_per_key: int | None = None
+    rate: int | None = None
+    rate_period_s: float | None = None
+    rate_burst: int | None = None
+    rate_per_key: int | None = None
+    rate_per_key_period_s: float | None = None
+    rate_per_key_burst: int | None = None
+    fair: bool | None = None
+    keep_s: int | None = None
+    backoff_s: float | None = None
+    backoff_factor: float | None = None
+    backoff_cap_s: float | None = None
+    max_losses: int | None = None
+    endpoint: Name | None = Field(None, description="Its jobs are pushed there")
+
+
+class PauseIn(Model):
+    """How long: one of the two, or until resumed."""
+
+    for_s: Period | None = None
+    until: Instant | None = None
+
+
+class ScheduleIn(Model):
+    """A recurring rule: `cron` in `timezone`, or `every_s`.
+
+    missed_grace_s: with missed "skip", how late an occurrence may still run. wait_for_retries: no next occurrence while
+    one is retried.
+    """
+
+    queue: Name
+    kind: Name | None = None
+    payload: Payload = None
+    cron: Annotated[str, Field(max_length=200)] | None = None
+    every_s: Annotated[int, Field(ge=1, le=366 * 86_400)] | None = None
+    timezone: Annotated[str, Field(max_length=100)] = "UTC"
+    missed: Literal["skip", "once", "all"] = "skip"
+    missed_grace_s: Annotated[float, Field(ge=0, le=366 * 86_400)] = MISSED_GRACE_S
+    wait_for_retries: bool = False
+    priority: Priority = 0
+    max_attempts: Attempts | None = None
+    timeout_s: Period | None = None
+    enabled: bool = True
+
+
+class EnableIn(Model):
+    """Whether it gets further occurrences."""
+
+    enabled: bool
+
+
+class ScheduleOut(Answer):
+    """A schedule. `source`: code or sql. `next_at`: when its pending occurrence is due; `status`: of that job."""
+
+    name: str
+    queue: str
+    kind: str
+    cron: str | None
+    every_s: int | None
+    timezone: str
+    missed: str
+    enabled: bool
+    source: str
+    last_at: datetime | None
+    next_at: datetime | None
+    status: str | None
+    error: str | None
+
+
+class SchedulesOut(Answer):
+    """Schedules, by name."""
+
+    schedules: list[ScheduleOut]
+
+
+class NextOut(Answer):
+    """Its next occurrences."""
+
+    next: list[datetime]
+
+
+class Removed(Answer):
+    """It is gone."""
+
+    name: str
+    removed: bool
+
+
+class WorkerOut(Answer):
+    """A worker. `kind`: daemon, gateway or remote; `state`: running, blocked, stopping, vanished or lost."""
+
+    id: int
+    name: str
+    pid: int
+    version: str
+    state: str
+    started_at: datetime | None
+    heartbeat_age_s: float
+    lease_left_s: float
+    running: int
+    queues: list[str]
+    kind: str
+
+
+class WorkersOut(Answer):
+    """Workers."""
+
+    workers: list[WorkerOut]
+
+
+class DeadGroupOut(Answer):
+    """Dead jobs of one queue, kind and group of errors; `group` null: not counted yet. `sample`: who died last."""
+
+    group: int | None
+    queue: str
+    kind: str
+    error_type: str
+    error: str
+    dead: int
+    first_at: datetime | None
+    last_at: datetime | None
+    new: bool
+    muted_until: datetime | None
+    muted: bool
+    sample: UUID
+
+
+class DeadOut(Answer):
+    """Groups; the totals count all there are, listed or not."""
+
+    groups: list[DeadGroupOut]
+    groups_total: int
+    dead_total: int
+
+
+class MuteIn(Model):
+    """Which group of errors, and for how long; 0: alert again."""
+
+    group: Annotated[int, Field(ge=1, lt=2**63)]
+    for_s: Delay
+
+
+class Muted(Answer):
+    """What was set."""
+
+    group: int
+    for_s: float
+
+
+class AuditEntry(Answer):
+    """Who did what; `before` and `after`: of what changed."""
+
+    id: int
+    at: datetime | None
+    who: str
+    what: str
+    queue: str
+    job_id: UUID | None
+    before: Any
+    after: Any
+
+
+class AuditOut(Answer):
+    """Entries, the newest first."""
+
+    entries: list[AuditEntry]
+
+
+class TokenIn(Model):
+    """Whom it is for, and what it allows: scopes with the queues that each is for, null for all."""
+
+    name: Name
+    scopes: dict[str, list[Name] | None] = Field(min_length=1, examples=[{"enqueue": ["mail", "report-*"]}])
+    expires_at: Instant | None = None
+
+
+class TokenMade(Answer):
+    """The token: shown once."""
+
+    id: str
+    token: str
+
+
+class TokenOut(Answer):
+    """A token without its secret. `state`: live, expired or revoked."""
+
+    id: str
+    name: str
+    scopes: dict[str, list[str] | None]
+    created_at: datetime | None
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    state: str
+
+
+class TokensOut(Answer):
+    """Tokens, the newest first."""
+
+    tokens: list[TokenOut]
+
+
+class Revoked(Answer):
+    """It is revoked."""
+
+    id: str
+    revoked: bool

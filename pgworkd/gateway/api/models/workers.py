@@ -1,0 +1,271 @@
+"""What requests and answers of remote workers look like."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, Field
+
+from pgworkd.core.json_text import JsonText
+from pgworkd.gateway.api.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
+
+QUEUES_MAX, SLOTS_MAX = 100, 10_000
+"""Queues of one worker, and its slots for each."""
+KINDS_MAX = 1_000
+"""Kinds with max_attempts of their own."""
+CLAIM_MAX = 100
+"""Jobs of one claim."""
+SETTLES_MAX = 1_000
+"""Settles of one call."""
+LISTED_MAX = 10_000
+"""Assignments in one beat."""
+ASSIGNMENT_CHARS_MAX = 200
+LEASE_S_MIN, LEASE_S_MAX = 10, 3600
+"""Of a worker. Leases are judged every few seconds: a shorter one would only promise more than it keeps."""
+OWN_LEASE_S_MAX = 31_622_400
+"""Of one attempt: a year."""
+
+
+def _json(value: object) -> JsonText | None:
+    if value is not None and not isinstance(value, JsonText):
+        raise ValueError("must be JSON")
+    return value
+
+
+AssignmentText = Annotated[str, Field(max_length=ASSIGNMENT_CHARS_MAX)]
+Result = Annotated[Any, AfterValidator(_json)]
+WorkerId = Annotated[int, Field(ge=1, le=10**9)]
+State = Literal["run", "quiet", "stop"]
+OwnLease = Annotated[float, Field(ge=LEASE_S_MIN, le=OWN_LEASE_S_MAX)]
+
+
+class QueuesIn(Model):
+    """What a worker serves."""
+
+    queues: dict[Name, Annotated[int, Field(ge=1, le=SLOTS_MAX)]] = Field(
+        min_length=1, max_length=QUEUES_MAX, description="How many jobs of each queue it runs at once, at most"
+    )
+
+
+class WorkerIn(QueuesIn):
+    """A worker to register."""
+
+    name: Name = Field(description="What people call it, such as its host's name; it need not be unique")
+    lease_s: Annotated[float, Field(ge=LEASE_S_MIN, le=LEASE_S_MAX)] = Field(
+        30.0, description="A worker that has not beaten for this long is presumed dead, and its jobs are taken back"
+    )
+    version: Annotated[str, Field(max_length=100)] = ""
+
+
+class WorkerMade(Answer):
+    """The new worker. `secret`: the value of the header Pgworkd-Secret in its calls; `beat_every_s`: how often to."""
+
+    worker: int
+    secret: str
+    lease_s: float
+    beat_every_s: float
+
+
+class ClaimIn(Model):
+    """What to claim: jobs of the first of these queues that has any."""
+
+    worker: WorkerId
+    queues: list[Name] = Field(min_length=1, max_length=QUEUES_MAX)
+    max: Annotated[int, Field(ge=1, le=CLAIM_MAX)] = Field(1, description="Jobs, and no more than it has free slots")
+    wait_s: Annotated[float, Field(ge=0, le=60)] = Field(0, description="Seconds to wait for a job")
+    lease: Literal["worker", "job"] = Field(
+        "worker", description="job: each attempt has a lease of its own, of lease_s, and outlives the worker"
+    )
+    lease_s: OwnLease | None = Field(None, description="Needed for lease job, and only there")
+    max_attempts: dict[Name, Annotated[int, Field(ge=1, le=1000)]] = Field(
+        default_factory=dict,
+        max_length=KINDS_MAX,
+        description="By kind, after how many failures a job is dead that has no max_attempts of its own; default 3",
+    )
+
+
+class AssignedJob(Answer):
+    """The job of an assignment."""
+
+    id: UUID
+    queue: str
+    kind: str
+    payload: dict[str, Any]
+    meta: dict[str, Any] | None
+    attempt: int
+    failures: int
+    max_attempts: int
+    priority: int
+    run_at: datetime
+    created_at: datetime
+    schedule: str | None
+    occurrence: datetime | None
+
+
+class AssignmentOut(Answer):
+    """One attempt. `assignment`: what it settles by; `deadline_s`: seconds from the claim until it counts as failed."""
+
+    assignment: str
+    job: AssignedJob
+    deadline_s: float | None
+
+
+class Claimed(Answer):
+    """What the worker is given, and what it is to do; `cancel`: assignments to stop.
+
+    `waited_s`: from the arrival of the request to this answer. One that is read more than `waited_s` + `valid_s` after
+    its request was sent is too old: its assignments may have been given back, so release them, and run none.
+    """
+
+    assignments: list[AssignmentOut]
+    state: State
+    cancel: list[str]
+    waited_s: float
+    valid_s: float
+
+
+class ProgressIn(Model):
+    """How far an attempt is."""
+
+    assignment: AssignmentText
+    done: Annotated[float, Field(ge=0, le=1)]
+    message: Annotated[str, shown(500), Field(max_length=500)] = ""
+
+
+class BeatIn(Model):
+    """What the worker does."""
+
+    assignments: list[AssignmentText] | None = Field(
+        None,
+        max_length=LISTED_MAX,
+        description="All that it holds, each until its settle was answered. What was claimed for it and is missing "
+        "twice is given back",
+    )
+    progress: list[ProgressIn] = Field(default_factory=list, max_length=SETTLES_MAX)
+    state: Literal["running", "stopping"] = "running"
+
+
+class BeatOut(Answer):
+    """The lease lasts for `lease_s` from the moment at which this beat was sent.
+
+    `state`: quiet, claim nothing more; stop, and end. `cancel`: stop these, then fail or release them. `gone`: of those
+    in `assignments` and `progress`; stop these, and do not settle them: they are not yours, or not any more.
+    `backoffs`: by queue, as far as this gateway knows it, what operators have set of backoff_s, backoff_factor and
+    backoff_cap_s; for workers that compute delays themselves.
+    """
+
+    lease_s: float
+    state: State
+    backoffs: dict[str, dict[str, float]]
+    cancel: list[str]
+    gone: list[str]
+
+
+class CompleteIn(Model):
+    """The result of an attempt."""
+
+    result: Result = Field(None, description="Any JSON, up to 1 MiB; its numbers keep their digits")
+    enqueue: list[DependentJob] = Field(
+        default_factory=list, max_length=SETTLES_MAX, description="Jobs to create in the same transaction"
+    )
+
+
+class FailIn(Model):
+    """Why an attempt has failed."""
+
+    type: Annotated[str, shown(200), Field(min_length=1, max_length=200)] = Field(
+        "Error", description="The error's class"
+    )
+    message: Annotated[str, shown(100_000), Field(max_length=100_000)] = Field("", description="4 KiB of it are kept")
+    traceback: Annotated[str, shown(500_000), Field(max_length=500_000)] = Field(
+        "", description="16 KiB of it are kept"
+    )
+    retryable: bool = Field(True, description="False: the job is dead at once")
+    retry_in_s: Delay | None = Field(None, description="Default: by the backoff of the queue")
+
+
+class ReleaseIn(Model):
+    """Gives an attempt back without a failure."""
+
+    delay_s: Delay | None = Field(None, description="Seconds until it is due again; default: it keeps its place")
+    reason: Annotated[str, shown(1000), Field(max_length=1000)] | None = Field(
+        None, description="Shown as the job's last error, where people should know why it waits"
+    )
+
+
+class ExtendIn(Model):
+    """Renews the lease of an attempt that has one of its own."""
+
+    lease_s: OwnLease | None = Field(None, description="Default: as long as before")
+
+
+class Extended(Answer):
+    """`left_s`: seconds until its lease, or its deadline, ends; null: it is leased with its worker.
+
+    `cancel`: an operator wants it to end.
+    """
+
+    left_s: float | None
+    cancel: bool
+
+
+class SettledOut(Answer):
+    """The job's new status. `repeated`: the same had been settled before."""
+
+    status: str
+    repeated: bool
+
+
+class SettlementIn(CompleteIn, FailIn, ReleaseIn):
+    """One of many settles: the members of complete, fail or release."""
+
+    assignment: AssignmentText
+    outcome: Literal["complete", "fail", "release"]
+
+
+class SettlementsIn(Model):
+    """Settles, each for itself."""
+
+    settlements: list[SettlementIn] = Field(min_length=1, max_length=SETTLES_MAX)
+
+
+class SettlementOut(Answer):
+    """What became of one: its new `status`, or a `problem`."""
+
+    assignment: str
+    status: str | None
+    repeated: bool
+    problem: ProblemOut | None
+
+
+class SettlementsOut(Answer):
+    """In the order of the call."""
+
+    settlements: list[SettlementOut]
+
+
+class Served(Answer):
+    """What the worker serves from now on."""
+
+    queues: dict[str, int]
+
+
+class SignedOff(Answer):
+    """How many jobs the worker still had."""
+
+    given_back: int
+
+
+class AskIn(Model):
+    """What a worker is to do: claim nothing more (quiet), end (stop), or go on (null)."""
+
+    state: Literal["quiet", "stop"] | None
+
+
+class Asked(Answer):
+    """The worker learns it with its next beat."""
+
+    worker: int
+    state: str | None

@@ -1,0 +1,70 @@
+"""The answer to a request that fails: whatever is raised, the caller gets a problem."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from fastapi import HTTPException, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+
+from pgworkd.core import log
+from pgworkd.core.redaction import redact
+from pgworkd.errors import PgworkdError
+from pgworkd.gateway.api.request import problems
+from pgworkd.gateway.api.request.answers import problem_answer
+from pgworkd.gateway.api.request.problems import SLASH, Problem
+
+_FRAMEWORKS = HTTPException.__mro__[1]
+"""What routes of the framework itself raise: none of that name, no such method."""
+_CLEARER = {
+    "extra_forbidden": "There is no such member",
+    "dict_type": "A JSON object is needed",
+    "model_attributes_type": "A JSON object is needed",
+    "string_unicode": "It holds a lone surrogate (half a character)",
+}
+"""In place of the texts of pydantic that speak of Python."""
+
+
+def answer_to(error: Exception, scope: Any) -> Response | None:
+    """The answer; None: nobody will read it. An error that nobody has foreseen is logged."""
+    if isinstance(error, ClientDisconnect):
+        return None
+    if isinstance(error, RequestValidationError):
+        problem = _invalid(error)
+    elif isinstance(error, PgworkdError | _FRAMEWORKS):
+        problem = problems.of(error)
+        if problem.slug == "method-not-allowed":
+            problem.headers = {"Allow": ", ".join(sorted(_methods(scope)))}
+    else:
+        request_id = scope.get("pgworkd.request_id", "")
+        # As text: an application may have a log that shows the variables of a traceback, tokens among them.
+        said = redact("".join(traceback.format_exception(error)))
+        log.logger().error("http.failed", request_id=request_id, exception=said)
+        problem = Problem("internal", f"see the log of the gateway for request {request_id}")
+    return problem_answer(problem, scope.get("root_path", ""))
+
+
+def clearer(kind: str, said: str) -> str:
+    """What pydantic says of an error of that type, in our words."""
+    return _CLEARER.get(kind) or said.removeprefix("Value error, ")
+
+
+def _methods(scope: Any) -> set[str]:
+    """Those that the path has."""
+    routes = [route for route in scope["app"].router.routes if isinstance(route, Route)]
+    return {method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()}
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    errors = []
+    for each in error.errors()[:100]:
+        where, *steps = each["loc"]
+        said = clearer(each["type"], str(each["msg"]))
+        if where == "body" and not steps and each["type"] == "missing":
+            said = "The body is empty: send a JSON object"
+        place = "".join("/" + str(step).replace(SLASH, "/").replace("~", "~0").replace("/", "~1") for step in steps)
+        errors.append({"pointer": place, "detail": said} if where == "body" else {"in": where + place, "detail": said})
+    return Problem("invalid", errors=errors)

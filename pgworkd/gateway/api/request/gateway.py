@@ -1,0 +1,269 @@
+"""What the routes of one gateway share: connections to the database, those who wait, and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+from fastapi import Request
+
+from pgworkd.admin.admin import Admin
+from pgworkd.client.results import Results
+from pgworkd.core.access import Access
+from pgworkd.core.events import Events
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.transactions import RequestPool
+from pgworkd.engine.life.loop_watch import LoopWatch
+from pgworkd.engine.life.maintenance import Periods
+from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
+from pgworkd.errors import PgworkdError
+from pgworkd.gateway.api.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
+from pgworkd.gateway.api.request.followed import Followed
+from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.workers.service import LEASE_S, RemoteService
+from pgworkd.metrics.exporter import DatabaseReader
+from pgworkd.metrics.page import MetricsPage
+from pgworkd.metrics.samples import Check, Samples
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+START_S = 5.0
+"""How long a start waits for the database; without it, requests are answered with an error until it is there."""
+WATCHED_AFTER_S = 0.1
+"""A request that waits for longer than this ends when its caller goes; most are answered before."""
+RATED_MAX = 10_000
+"""Callers whose requests are metered apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """How a gateway works.
+
+    hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
+    wait at once. requests_per_s: per caller, with as many at once.
+    api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
+    these: the shortest `keep_days` of all gateways and daemons decides what is deleted. name: of this gateway. poll_s:
+    seconds between polls for remote workers that wait. statistics: collect samples of all queues, and what ended.
+    environment: of this process; jobs of a database that belongs to another one are given to no worker. loop_limit_s:
+    how long the event loop may be blocked, in seconds; None: three of its own leases, 30 s; 0: for ever. Then
+    end_process is called, with a reason, and ends the process; None: it is the host's, and the lease is given up.
+    """
+
+    database: ConnectionOptions
+    connections_max: int = 20
+    waiters_max: int = 2000
+    hosts: tuple[str, ...] | None = LOOPBACK
+    requests_per_s: float = 1000.0
+    api: bool = True
+    workers: bool = True
+    name: str = field(default_factory=socket.gethostname)
+    poll_s: float = 2.0
+    statistics: bool = True
+    periods: Periods = field(default_factory=Periods)
+    environment: str | None = None
+    loop_limit_s: float | None = None
+    end_process: Callable[[str], None] | None = None
+
+
+class Gateway:
+    """One gateway; it works within `running()`."""
+
+    def __init__(
+        self, options: GatewayOptions, authorize: Authorize | None = None, events_: Events | None = None
+    ) -> None:
+        """`authorize`: says what a caller may do; None: the tokens in the database. `events_`: for the log."""
+        self.options = options
+        self.database = RequestPool(options.database, options.connections_max)
+        self._authorize = authorize or Tokens(self.database)
+        self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
+        self._results: Results | None = None
+        events_ = events_ or Events()
+        self._reader = DatabaseReader(options.database, events_)
+        limit_s = LOOP_LIMIT_LEASES * LEASE_S if options.loop_limit_s is None else options.loop_limit_s
+        self._loop_watch = LoopWatch(events_, limit_s, options.end_process)
+        member = DaemonOptions(
+            options.database,
+            worker_name=options.name,
+            poll_s=options.poll_s,
+            statistics=options.statistics,
+            periods=options.periods,
+            environment=options.environment,
+        )
+        self.remote = RemoteService(member, events_, self._loop_watch)
+        self.page = MetricsPage()
+        self.lists: dict[str, Followed] = {}
+        """What callers follow, by name."""
+        self.waiters = 0
+        """Requests that wait now."""
+        self._waits: set[anyio.CancelScope] = set()
+        self._stopping = False
+        self._readers: TaskGroup | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Works while the block lasts; waiters are answered at its end, and connections closed."""
+        try:
+            async with (
+                Results(self.options.database) as self._results,
+                anyio.create_task_group() as tasks,
+                anyio.create_task_group() as readers,
+            ):
+                self._readers = readers
+                readers.start_soon(self._loop_watch.run)
+                readers.start_soon(self._reader.read)  # the log says at once if the database does not answer
+                for each in self.lists.values():
+                    readers.start_soon(each.run)
+                if self.options.workers:
+                    tasks.start_soon(self.remote.run, name="remote workers")
+                    with anyio.move_on_after(START_S):
+                        await self.remote.ready.wait()
+                try:
+                    yield
+                finally:
+                    self.remote.request_stop()
+                    readers.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None  # of the block, or of the one task that may fail
+        finally:
+            self._results = self._readers = None
+            await self.database.close()
+            await self._reader.close()
+
+    async def access(self, request: Request) -> Access:
+        """What the caller of a request may do. Raises Problem unauthenticated or too-many-requests."""
+        access = await authorized(self._authorize, request)
+        if (wait_s := self._rate.wait_s(access.name)) > 0:
+            said = f"more than {self.options.requests_per_s:g} requests per second"
+            raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
+        self._rate.count(access.name)
+        return access
+
+    @contextlib.asynccontextmanager
+    async def admin(self, by: str = "") -> AsyncIterator[Admin]:
+        """The operators' verbs, each a transaction of its own; `by`: who, for the audit."""
+        async with self.database.session(by) as connection:
+            yield Admin(connection)
+
+    @contextlib.asynccontextmanager
+    async def admin_transaction(self, by: str) -> AsyncIterator[Admin]:
+        """The same, all of them in one transaction."""
+        async with self.database.transaction(by) as connection:
+            yield self.admin_on(connection)
+
+    def admin_on(self, connection: Any) -> Admin:
+        """The same in a transaction of `database`."""
+        return Admin(self.database.lent(connection))
+
+    @property
+    def results(self) -> Results:
+        """Waits for the ends of jobs."""
+        if self._results is None:
+            raise RuntimeError("the gateway is not running: enter gateway.running() in your application's lifespan")
+        return self._results
+
+    async def metrics(self) -> tuple[Samples, list[Check]]:
+        """What the database shows, and whether it answers and fits; at most a few seconds old."""
+        samples, checks = await self._reader.read()
+        refused = self.remote.tallies.refusals.text()
+        return samples, [*checks, Check("claims", not refused, refused or "none is refused")]
+
+    def stop_waiting(self) -> None:
+        """Answers all that wait, and those to come, at once: the gateway is about to stop."""
+        self._stopping = True
+        for scope in list(self._waits):
+            scope.cancel()
+
+    async def waited(self, request: Request, call: Callable[[], Awaitable[None]], *, checked: bool = True) -> bool:
+        """Waits until the call returns; False if the caller has gone before, or the gateway stops.
+
+        Problem too-many-waiters if there are too many; what `authorize` raises by then, or forbidden if the caller may
+        do less than when the request came. `checked` False: the call looks after that itself.
+        """
+        if self.waiters >= self.options.waiters_max:
+            raise Problem("too-many-waiters", f"{self.waiters:,} requests wait here already")
+        if self._stopping:
+            return False
+        self.waiters += 1
+        waits, done = _Waits(request, checked=checked), False
+        with waits.scope:
+            self._waits.add(waits.scope)
+            watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
+            try:
+                await call()
+                done = True
+            finally:
+                watch.cancel()
+                waits.unwatch()
+                self._waits.discard(waits.scope)
+                self.waiters -= 1
+        if waits.refused is not None:
+            raise waits.refused
+        return done
+
+    def _watch(self, waits: _Waits) -> None:
+        if self._readers is not None:
+            self._readers.start_soon(waits.watch, self._authorize)
+
+
+class _Waits:
+    """A request that waits."""
+
+    def __init__(self, request: Request, *, checked: bool) -> None:
+        self._request, self._checked = request, checked
+        self.scope = anyio.CancelScope()
+        """Of the wait."""
+        self.refused: Exception | None = None
+        """Set when the caller may not call any more."""
+        self._watch: anyio.CancelScope | None = None
+        self._is_over = False
+
+    async def watch(self, authorize: Authorize) -> None:
+        """Ends the wait when the caller goes, or may not call any more; returns when it has ended."""
+        if self._is_over:
+            return
+        async with anyio.create_task_group() as tasks:
+            self._watch = tasks.cancel_scope
+            tasks.start_soon(self._until_gone)
+            if self._checked:
+                tasks.start_soon(self._until_refused, authorize)
+
+    def unwatch(self) -> None:
+        """The wait has ended."""
+        self._is_over = True
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _until_gone(self) -> None:
+        with contextlib.suppress(Exception):  # of a server around us, which will not read an answer either
+            while (await self._request.receive())["type"] != "http.disconnect":
+                pass
+        self.scope.cancel()
+
+    async def _until_refused(self, authorize: Authorize) -> None:
+        """A token is refused when it is revoked or has expired, or allows less than before."""
+        while self.refused is None:
+            await anyio.sleep(CHECKED_S)
+            try:
+                if not (await authorized(authorize, self._request)).covers(self._request.state.access):
+                    raise Problem("forbidden", "what you may do has changed while the request waited: send it again")
+            except Exception as error:  # noqa: BLE001 - of an application's own check; this request alone fails
+                if isinstance(error, Problem) or not isinstance(error, PgworkdError):
+                    self.refused = error
+                    self.scope.cancel()
+                # else of the database: then nothing is given to anybody
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway of this application."""
+    found: Gateway = request.scope["pgworkd.gateway"]
+    return found

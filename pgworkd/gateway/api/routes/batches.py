@@ -1,0 +1,205 @@
+"""Batches: trees of jobs, created, filled, sealed and watched."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from pgworkd.client import Batch, Progress, batch
+from pgworkd.client.batch_types import Cancelled
+from pgworkd.core.json_text import JsonText
+from pgworkd.gateway.api.models.batches import (
+    AddIn,
+    BatchCancelled,
+    BatchIn,
+    BatchMade,
+    BatchOut,
+    ChildIn,
+    Deleted,
+    ResultsPage,
+    Sealed,
+)
+from pgworkd.gateway.api.models.jobs import Ids
+from pgworkd.gateway.api.request.access import access_of, need
+from pgworkd.gateway.api.request.answers import BODY, Json, documented
+from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.request.route import BulkRoute
+from pgworkd.gateway.api.routes.visible import PathId, needed_any
+
+router = APIRouter(prefix="/v1", tags=["batches"], route_class=BulkRoute)
+PAGE = 500
+
+
+@router.post(
+    "/batches",
+    status_code=201,
+    response_model=BatchMade,
+    responses=documented(*BODY, "duplicate-key", "batch-closed")
+    | {200: {"model": BatchMade, "description": "The dedupe key is taken: the batch that has it, unchanged"}},
+)
+async def create_batch(request: Request, body: BatchIn) -> Response:
+    """Create a batch, with its children, their jobs, and sealed if asked: all in one transaction."""
+    for queue in _queues(body):
+        need(request, "enqueue", queue)
+    ids: dict[str, UUID] = {}
+    async with gateway_of(request).database.transaction() as connection:
+        root = await batch(connection, body.name, **body.options())
+        ids[body.name] = root.id
+        if root.created:
+            await _fill(root, body, ids, body.name)
+            if body.sealed:
+                await root.seal()
+    answer = {"id": root.id, "created": root.created, "ids": ids}
+    return Json(answer, 201 if root.created else 200)
+
+
+async def _fill(at: Batch[Any], body: BatchIn | ChildIn, ids: dict[str, UUID], path: str) -> None:
+    """Children first: a batch that streams into one must have it before its jobs."""
+    for child in body.children:
+        made = await at.child(child.name, **child.options())
+        ids[f"{path}/{child.name}"] = made.id
+        await _fill(made, child, ids, f"{path}/{child.name}")
+        if child.sealed and made.seals:
+            await made.seal()
+    if body.payloads:
+        await at.add(body.payloads)
+
+
+def _queues(body: BatchIn | ChildIn, above: str | None = None) -> set[str]:
+    own = body.queue or body.kind or above or body.name
+    found = {own}.union(*(_queues(child, own) for child in body.children))
+    for job in (getattr(body, "on_complete", None), getattr(body, "on_failure", None)):
+        found |= set() if job is None else {job.queue}
+    return found
+
+
+@router.post(
+    "/batches/{batch_id}/children",
+    status_code=201,
+    response_model=BatchMade,
+    responses=documented(*BODY, "not-found", "batch-closed")
+    | {200: {"model": BatchMade, "description": "There is a child of that name"}},
+)
+async def add_child(request: Request, batch_id: PathId, body: ChildIn) -> Response:
+    """Create a batch below another."""
+    ids: dict[str, UUID] = {}
+    async with gateway_of(request).database.transaction() as connection:
+        queue = await _allowed(request, connection, batch_id, "enqueue")
+        for each in _queues(body, queue):
+            need(request, "enqueue", each)
+        made = await Batch(connection, batch_id).child(body.name, **body.options())
+        ids[body.name] = made.id
+        if made.created:
+            await _fill(made, body, ids, body.name)
+            if body.sealed and made.seals:
+                await made.seal()
+    return Json({"id": made.id, "created": made.created, "ids": ids}, 201 if made.created else 200)
+
+
+@router.post(
+    "/batches/{batch_id}/jobs",
+    status_code=201,
+    response_model=Ids,
+    responses=documented(*BODY, "not-found", "batch-closed"),
+)
+async def add_jobs(request: Request, batch_id: PathId, body: AddIn) -> Response:
+    """Add a job for each payload, all or none."""
+    async with gateway_of(request).database.transaction() as connection:
+        await _allowed(request, connection, batch_id, "enqueue")
+        if body.queue is not None:
+            need(request, "enqueue", body.queue)
+        return Json({"ids": await Batch(connection, batch_id).add(body.payloads, **body.options())}, 201)
+
+
+@router.post("/batches/{batch_id}/seal", response_model=Sealed, responses=documented("not-found", "batch-closed"))
+async def seal_batch(request: Request, batch_id: PathId) -> Response:
+    """Close a batch to further jobs. Again: nothing changes."""
+    gateway = gateway_of(request)
+    async with gateway.database.transaction(access_of(request).name) as connection:
+        await _allowed(request, connection, batch_id, "enqueue")
+        return Json({"id": batch_id, "sealed": await gateway.admin_on(connection).batches.seal(batch_id)})
+
+
+@router.get("/batches/{batch_id}", response_model=BatchOut, responses=documented("not-found"))
+async def get_batch(request: Request, batch_id: PathId) -> Response:
+    """The progress of a batch and of all below it, parents first."""
+    gateway = gateway_of(request)
+    async with gateway.database.transaction() as connection:
+        await _allowed(request, connection, batch_id, "read")
+        tree = await gateway.admin_on(connection).batches.tree(batch_id)
+    return Json(_progress(tree[0]) | {"below": [_progress(each) for each in tree[1:]]})
+
+
+def _progress(one: Progress) -> dict[str, Any]:
+    return one._asdict()
+
+
+@router.get("/batches/{batch_id}/results", response_model=ResultsPage, responses=documented("not-found"))
+async def get_results(
+    request: Request,
+    batch_id: PathId,
+    *,
+    every: Annotated[bool, Query(description="Of all batches of the tree, not only of the final ones")] = False,
+    cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
+) -> Response:
+    """The results of the jobs that have completed, by page, with their payloads."""
+    gateway = gateway_of(request)
+    after = _cursor(cursor)
+    async with gateway.database.transaction() as connection:
+        await _allowed(request, connection, batch_id, "payload")
+        found = await gateway.admin_on(connection).batches.results(batch_id, after, limit, every=every)
+    rows = [
+        {"batch": each.batch, "id": each.id, "payload": JsonText(each.payload), "result": _text(each.result)}
+        for each in found
+    ]
+    more = f"{found[-1].batch_id}.{found[-1].id}" if len(found) == limit else None
+    return Json({"results": rows, "next": more})
+
+
+@router.post(
+    "/batches/{batch_id}/cancel", response_model=BatchCancelled, responses=documented("not-found", "batch-closed")
+)
+async def cancel_batch(request: Request, batch_id: PathId) -> Response:
+    """Cancel a batch and all below it, up to 1,000 waiting jobs at once; `more`: call again, or leave it to daemons."""
+    gateway = gateway_of(request)
+    async with gateway.database.transaction(access_of(request).name) as connection:
+        await _allowed(request, connection, batch_id, "enqueue", "operate")
+        done: Cancelled = await gateway.admin_on(connection).batches.cancel(batch_id)
+    return Json({"id": batch_id, **done._asdict()})
+
+
+@router.delete("/batches/{batch_id}", response_model=Deleted, responses=documented("not-found", "batch-closed"))
+async def delete_batch(request: Request, batch_id: PathId) -> Response:
+    """Delete a batch and all below it, once their tree has finished. Jobs stay in the history."""
+    gateway = gateway_of(request)
+    async with gateway.database.transaction(access_of(request).name) as connection:
+        await _allowed(request, connection, batch_id, "enqueue", "operate")
+        return Json({"deleted": await gateway.admin_on(connection).batches.delete(batch_id)})
+
+
+async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: str) -> str:
+    """The batch's queue; Problem not-found, as if there were none, unless a scope covers it."""
+    needed_any(request, *scopes)
+    access = access_of(request)
+    queue = await gateway_of(request).admin_on(connection).batches.queue(batch_id)
+    if queue is None or not any(access.allows(scope, queue) for scope in scopes):
+        raise Problem("not-found", f"batch {batch_id} is unknown: check the id; it may have been deleted")
+    return queue
+
+
+def _cursor(text: str | None) -> tuple[UUID, UUID] | None:
+    if text is None:
+        return None
+    try:
+        batch, job = map(UUID, text.split("."))
+        return batch, job
+    except ValueError:
+        raise Problem("invalid", "cursor is not one of a page before: pass `next` unchanged") from None
+
+
+def _text(text: str | None) -> JsonText | None:
+    return None if text is None else JsonText(text)

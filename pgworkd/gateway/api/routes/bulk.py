@@ -1,0 +1,167 @@
+"""Many jobs in one call: as a list, as a stream of lines, or as a workflow. All of them are created, or none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from uuid import UUID
+
+import anyio
+from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
+
+from pgworkd.client import NewJob, Workflow, enqueue_many
+from pgworkd.client.new_job import row
+from pgworkd.core.validation import counted
+from pgworkd.errors import InvalidPayload, UsageError
+from pgworkd.gateway.api.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
+from pgworkd.gateway.api.request.access import need
+from pgworkd.gateway.api.request.answers import BODY, Json, documented
+from pgworkd.gateway.api.request.bodies import BODY_S, CLOSE, parse
+from pgworkd.gateway.api.request.failures import clearer
+from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.problems import Problem, pointer
+from pgworkd.gateway.api.request.route import BulkRoute, Route
+
+router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
+stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
+_DOCUMENTED = documented(*BODY, "duplicate-key", "unknown-dependency")
+LINES_MAX = 1_000_000
+LINE_BYTES_MAX = 2 * 1024 * 1024
+STREAM_BYTES_MAX = 1024**3
+STREAM_S = 600.0
+"""Within this time a stream must have arrived, in seconds."""
+LINES_STEP = 2_000
+"""Jobs inserted at a time: further lines are read when these are stored."""
+STEP_BYTES = 8 * 1024 * 1024
+ERRORS_MAX = 100
+
+
+@router.post("/jobs/bulk", status_code=201, response_model=Ids, responses=_DOCUMENTED)
+async def create_jobs(request: Request, body: JobsIn) -> Response:
+    """Create up to 10,000 jobs, all or none. A fault names each bad one by pointer."""
+    jobs = [each.job() for each in body.jobs]
+    for queue in {job.queue for job in jobs}:
+        need(request, "enqueue", queue)
+    if faults := list(_faults(jobs)):
+        raise Problem("invalid", f"invalid: {len(faults)} of {counted(len(jobs), 'job')}", errors=faults[:ERRORS_MAX])
+    async with gateway_of(request).database.transaction() as connection:
+        ids: list[UUID] = await enqueue_many(connection, jobs)
+    return Json({"ids": ids}, 201)
+
+
+@router.post("/workflows", status_code=201, response_model=Names, responses=_DOCUMENTED)
+async def create_workflow(request: Request, body: WorkflowIn) -> Response:
+    """Create jobs that depend on each other, by name; `after` may also name existing jobs, by id."""
+    flow = Workflow()
+    names = {step.name for step in body.jobs}
+    for step in body.jobs:
+        need(request, "enqueue", step.queue)
+        options: Any = step.options() | {"after": [each if each in names else _id(each) for each in step.after]}
+        flow.add(step.name, step.queue, step.payload, **options)
+    async with gateway_of(request).database.transaction() as connection:
+        return Json({"ids": await flow.enqueue(connection)}, 201)
+
+
+@stream_router.post(
+    "/jobs/stream",
+    status_code=201,
+    response_model=Counted,
+    responses=_DOCUMENTED,
+    openapi_extra={"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+)
+async def stream_jobs(request: Request) -> Response:
+    """Create up to a million jobs, all or none: one JSON object per line (application/x-ndjson), up to 1 GiB.
+
+    Lines have the members of POST /v1/jobs but `on_duplicate`. A fault names the first bad line.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-ndjson":
+        raise Problem("not-json-type", "send Content-Type: application/x-ndjson")
+    count = 0
+    async with gateway_of(request).database.transaction() as connection:
+        async for jobs in _steps(request):
+            await enqueue_many(connection, jobs)
+            count += len(jobs)
+    return Json({"created": count}, 201)
+
+
+async def _steps(request: Request) -> AsyncIterator[list[NewJob]]:
+    jobs: list[NewJob] = []
+    size = number = 0
+    async for line in _lines(request):
+        number += 1
+        if not line.strip():
+            continue
+        if number > LINES_MAX:
+            raise Problem("body-too-large", f"there are more than {LINES_MAX:,} lines")
+        jobs.append(_job(request, line, number))
+        size += len(line)
+        if len(jobs) == LINES_STEP or size > STEP_BYTES:
+            yield jobs
+            jobs, size = [], 0
+    if jobs:
+        yield jobs
+
+
+def _job(request: Request, line: bytes, number: int) -> NewJob:
+    where = f"line {number:,}"
+    try:
+        job = DependentJob.model_validate(parse(line)).job()
+        need(request, "enqueue", job.queue)
+        row(job)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"/{step}" for step in first["loc"])
+        said = clearer(first["type"], str(first["msg"]))
+        raise Problem("invalid", f"{where}: {place}: {said}", errors=[{"pointer": place, "detail": said}]) from None
+    except UsageError as error:
+        raise Problem("invalid", f"{where}: {error}", errors=[_fault(error, "")]) from None
+    except Problem as problem:
+        raise Problem(problem.slug, f"{where}: {problem.detail}") from None
+    return job
+
+
+async def _lines(request: Request) -> AsyncIterator[bytes]:
+    """The lines of the body. Problem for one that is too large, and for a body that is, or that stops coming."""
+    rest, total = b"", 0
+    parts = request.stream().__aiter__()
+    until = anyio.current_time() + STREAM_S  # the transaction is open meanwhile
+    while True:
+        with anyio.CancelScope(deadline=min(until, anyio.current_time() + BODY_S)) as limit:
+            part = await anext(parts, None)
+        if limit.cancelled_caught:
+            said = f"nothing arrived for {BODY_S:g} s, or not all of it within {STREAM_S:g} s"
+            raise Problem("body-too-slow", said, headers=CLOSE)
+        if part is None:
+            break
+        total += len(part)
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > LINE_BYTES_MAX or total > STREAM_BYTES_MAX:
+            raise Problem(
+                "body-too-large", f"a line may have {LINE_BYTES_MAX:,} bytes, all of them {STREAM_BYTES_MAX:,}"
+            )
+    if rest:
+        yield rest
+
+
+def _faults(jobs: list[NewJob]) -> Iterator[dict[str, str]]:
+    for index, job in enumerate(jobs):
+        try:
+            row(job)
+        except UsageError as error:
+            yield _fault(error, f"/jobs/{index}")
+
+
+def _fault(error: UsageError, at: str) -> dict[str, str]:
+    if isinstance(error, InvalidPayload):
+        return {"pointer": at + pointer(error.path), "detail": error.reason}
+    return {"pointer": at, "detail": str(error)}
+
+
+def _id(text: str) -> str | UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        return text  # Workflow says that it is unknown

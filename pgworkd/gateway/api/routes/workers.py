@@ -1,0 +1,228 @@
+"""Remote workers: register, claim, beat, sign off. What becomes of their attempts is in `assignments`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Annotated, Any
+from uuid import UUID
+
+import anyio
+from fastapi import APIRouter, Header, Path, Request, Response
+
+from pgworkd.core.assignment import sealed
+from pgworkd.core.fence import Fence
+from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import clean_text
+from pgworkd.core.validation import text
+from pgworkd.gateway.api.models.workers import (
+    Asked,
+    AskIn,
+    BeatIn,
+    BeatOut,
+    Claimed,
+    ClaimIn,
+    QueuesIn,
+    Served,
+    SignedOff,
+    WorkerIn,
+    WorkerMade,
+)
+from pgworkd.gateway.api.request.access import need
+from pgworkd.gateway.api.request.answers import BODY, Json, documented, to_json
+from pgworkd.gateway.api.request.caller import is_gone
+from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
+from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.request.route import Route
+from pgworkd.gateway.api.routes.visible import needed_any
+from pgworkd.gateway.workers import claims
+from pgworkd.gateway.workers.beats import Report
+from pgworkd.gateway.workers.claims import Assigned
+from pgworkd.gateway.workers.workers import RemoteWorker
+
+router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
+BEATS_PER_LEASE = 3
+PROGRESS_BYTES_MAX = 2000
+Secret = Annotated[
+    str, Header(alias="Pgworkd-Secret", max_length=100, description="`secret` of the answer to the registration")
+]
+"""Asked for after the scope: see `_worker`."""
+WorkerPath = Annotated[int, Path(ge=1, le=10**9)]
+
+
+@router.post("/workers", status_code=201, response_model=WorkerMade, responses=documented(*BODY))
+async def register(request: Request, body: WorkerIn) -> Response:
+    """Register a worker. It beats at least every `beat_every_s`, or is presumed dead after `lease_s`."""
+    text(body.name, "name", 200)
+    text(body.version or "-", "version", 100)
+    for queue in body.queues:
+        need(request, "work", text(queue, "a name in queues", 200))
+    remote = gateway_of(request).remote
+    remote.check()
+    worker = await remote.workers.register(body.name, body.version, body.lease_s, body.queues)
+    return Json(
+        {
+            "worker": int(worker.id),
+            "secret": worker.id.token.hex,
+            "lease_s": body.lease_s,
+            "beat_every_s": body.lease_s / BEATS_PER_LEASE,
+        },
+        201,
+    )
+
+
+@router.post("/claims", response_model=Claimed, responses=documented(*BODY, "worker-lost", "too-many-waiters"))
+async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Response:
+    """Claim jobs, and wait for one if asked to; those that wait are served first come, first served.
+
+    Counts as a beat without a list. Answered early when the worker is to stop something.
+    """
+    gateway, came_at = gateway_of(request), time.monotonic()
+    for queue in body.queues:
+        need(request, "work", queue)
+    if (body.lease == "job") != (body.lease_s is not None):
+        raise Problem("invalid", errors=[{"pointer": "/lease_s", "detail": 'needed for lease "job", and only there'}])
+    worker = await _worker(gateway, body.worker, secret)
+    if any(queue not in worker.slots for queue in body.queues):
+        await gateway.remote.workers.refresh(worker)
+    if unknown := [queue for queue in body.queues if queue not in worker.slots]:
+        said = f"worker {body.worker} does not serve {unknown[0]!r}: add it by PUT /v1/workers/{body.worker}/queues"
+        raise Problem("invalid", errors=[{"pointer": "/queues", "detail": said}])
+    gateway.remote.beats.note(worker)
+    assigned: Sequence[Assigned] = ()
+
+    async def wait() -> None:
+        nonlocal assigned
+        assigned = await gateway.remote.claims.claim(
+            worker, body.queues, body.max, body.wait_s, body.lease_s, tuple(sorted(body.max_attempts.items()))
+        )
+
+    await gateway.waited(request, wait)
+    state, cancels = worker.tell()
+    answer = JsonText(
+        f'{{"assignments":[{",".join(map(_shown, assigned))}],"state":{_quoted(state)},'
+        f'"cancel":{to_json(_texts(worker, cancels))},"waited_s":{time.monotonic() - came_at:.3f},'
+        f'"valid_s":{claims.VALID_S}}}'
+    )
+    return _Handover(answer, request, gateway, worker, assigned) if assigned else Json(answer)
+
+
+class _Handover(Json):
+    """An answer with assignments: they are given back if the client has hung up before."""
+
+    def __init__(
+        self, content: Any, request: Request, gateway: Gateway, worker: RemoteWorker, assigned: Sequence[Assigned]
+    ) -> None:
+        super().__init__(content)
+        self._request, self._claims, self._worker, self._assigned = request, gateway.remote.claims, worker, assigned
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Starlette's hook."""
+        if self._assigned and await is_gone(self._request):
+            self._claims.give_back(self._worker, [each.held for each in self._assigned])
+            return
+        try:
+            await super().__call__(scope, receive, send)
+        finally:  # whether it has arrived, only the worker knows: it says so in its beats
+            self._claims.answered(self._worker, self._assigned)
+
+
+@router.post("/workers/{worker_id}/beat", response_model=BeatOut, responses=documented(*BODY, "worker-lost"))
+async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Secret = "") -> Response:
+    """Renew the lease of a worker, which protects all that it runs; and learn what it is to do."""
+    needed_any(request, "work")
+    remote = gateway_of(request).remote
+    came_at = anyio.current_time()
+    worker = await _worker(gateway_of(request), worker_id, secret)
+    named = list(dict.fromkeys([*(body.assignments or ()), *(each.assignment for each in body.progress)]))
+    held = await remote.workers.listed(worker, named)
+    progress = [
+        (held[each.assignment], each.done, clean_text(each.message, PROGRESS_BYTES_MAX))
+        for each in body.progress
+        if each.assignment in held
+    ]
+    worker.says(body.state)
+    gone = await remote.beats.beat(worker, Report(list(held.values()), progress, body.state))
+    if body.assignments is not None:
+        listed = [held[text] for text in body.assignments if text in held]
+        worker.list_held(frozenset((each.job_id, each.attempt) for each in listed), came_at)
+    state, cancels = worker.tell()
+    return Json(
+        {
+            "lease_s": worker.lease_s,
+            "state": state,
+            "backoffs": remote.backoffs(worker),
+            "cancel": _texts(worker, cancels),
+            "gone": [text for text in named if text not in held or held[text].job_id in gone],
+        }
+    )
+
+
+@router.put("/workers/{worker_id}/queues", response_model=Served, responses=documented(*BODY, "worker-lost"))
+async def serve(request: Request, worker_id: WorkerPath, body: QueuesIn, secret: Secret = "") -> Response:
+    """Change which queues a worker serves, and its slots for each. What it runs of others goes on."""
+    needed_any(request, "work")
+    for queue in body.queues:
+        need(request, "work", text(queue, "a name in queues", 200))
+    workers = gateway_of(request).remote.workers
+    await workers.serve(await _worker(gateway_of(request), worker_id, secret), body.queues)
+    return Json({"queues": body.queues})
+
+
+@router.delete("/workers/{worker_id}", response_model=SignedOff, responses=documented("worker-lost"))
+async def sign_off(request: Request, worker_id: WorkerPath, secret: Secret = "") -> Response:
+    """End a registration. What the worker still has goes back, uncounted; a job that may run only once is dead."""
+    needed_any(request, "work")
+    remote = gateway_of(request).remote
+    worker = await _worker(gateway_of(request), worker_id, secret)
+    given_back = await remote.remote.abandon(worker.id)
+    remote.workers.lose(worker_id)
+    if given_back is None:
+        raise Problem("worker-lost", f"worker {worker_id} is presumed dead: its jobs have been taken back")
+    return Json({"given_back": len(given_back)})
+
+
+@router.post("/workers/{worker_id}/ask", response_model=Asked, responses=documented(*BODY, "not-found"))
+async def ask(request: Request, worker_id: WorkerPath, body: AskIn) -> Response:
+    """Ask a remote worker to claim nothing more, to end, or to go on."""
+    access = need(request, "operate")
+    async with gateway_of(request).admin(access.name) as admin:
+        if not await admin.ask_worker(worker_id, body.state):
+            raise Problem("not-found", f"worker {worker_id} is not remote, has signed off, or is presumed dead")
+    return Json({"worker": worker_id, "state": body.state})
+
+
+async def _worker(gateway: Gateway, worker_id: int, secret: str) -> RemoteWorker:
+    if not secret:
+        said = "is missing: send the `secret` of the answer to the registration"
+        raise Problem("invalid", errors=[{"in": "header/Pgworkd-Secret", "detail": said}])
+    return await gateway.remote.workers.authenticated(worker_id, secret)
+
+
+def _shown(assigned: Assigned) -> str:
+    """An assignment of an answer, written out: there may be a hundred of them."""
+    job = assigned.claimed
+    occurrence = "null" if job.occurrence is None else f'"{_instant(job.occurrence)}"'
+    deadline_s = "null" if job.timeout_s is None else repr(float(job.timeout_s))
+    return (
+        f'{{"assignment":"{assigned.assignment}","job":{{"id":"{job.id}","queue":{_quoted(assigned.queue)},'
+        f'"kind":{_quoted(job.kind)},"attempt":{job.attempt},"failures":{job.failures},'
+        f'"max_attempts":{job.max_attempts},"priority":{job.priority},"run_at":"{_instant(job.run_at)}",'
+        f'"created_at":"{_instant(job.created_at)}","schedule":{_quoted(job.schedule)},"occurrence":{occurrence},'
+        f'"payload":{job.payload or "{}"},"meta":{job.meta or "null"}}},"deadline_s":{deadline_s}}}'
+    )
+
+
+_quoted = lru_cache(1000)(to_json)
+
+
+@lru_cache(1000)
+def _instant(at: float) -> str:
+    """Jobs of one transaction have the same; and most are due when they are created."""
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def _texts(worker: RemoteWorker, attempts: dict[UUID, int]) -> list[str]:
+    return [sealed(Fence.of(job_id, attempt, worker.id)) for job_id, attempt in attempts.items()]

@@ -1,0 +1,152 @@
+"""Serving an application: uvicorn, with limits on how long and how large the head of a request may be.
+
+uvicorn's own parsers bound the time between two requests, and that of none in between: a client that sends a byte a
+minute would keep its connection for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pgworkd.gateway.api.request.bounds import HEADER_BYTES_MAX
+from pgworkd.gateway.api.request.caller import HAS_ARRIVED, IS_CLOSING
+from pgworkd.process import forks
+
+HEAD_S = 15.0
+"""Within this time the head of a request must have arrived, in seconds, from its connection or the answer before it."""
+IDLE_S = 75.0
+"""A connection without a request is closed after this many seconds: later than proxies in front do."""
+BACKLOG = 1024
+
+
+class _Joined:
+    """A transport that sends what is written in one turn of the loop together: uvicorn writes head and body apart.
+
+    That would be two system calls for each answer, and two packets, for each of which its reader wakes.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._head = transport, loop, b""
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """asyncio's: of two pieces the first one waits for the second, or for the end of this turn."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        else:
+            self._head = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """asyncio's: closes when all has been sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head_bytes = 0
+    _deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def _notes(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.scope)
+
+    def connection_made(self, transport: Any) -> None:
+        """asyncio's hook: the first request is due."""
+        forks.keep_private(transport.get_extra_info("socket"))
+        super().connection_made(cast("asyncio.Transport", _Joined(transport, self.loop)))
+        self._expect(HEAD_S)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's hook: counts what arrives until the head is complete."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._head_bytes += len(data)
+            if self._head_bytes > 2 * HEADER_BYTES_MAX + 65_536:  # the body may begin in the same piece
+                self.transport.close()
+                return
+        super().data_received(data)
+        if self._head_bytes and self._deadline is None:  # the rest of the head is due
+            self._expect(HEAD_S)
+
+    def on_headers_complete(self) -> None:
+        """httptools' hook: the head is complete."""
+        self._head_bytes = 0
+        self._expect(None)
+        self._notes[IS_CLOSING] = self.transport.is_closing
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """httptools' hook: the body is complete."""
+        self._notes[HAS_ARRIVED] = True
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's hook: it is over."""
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def _expect(self, within_s: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if within_s is None else self.loop.call_later(within_s, self._too_late)
+
+    def _too_late(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: `request_stop` stops it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's hook."""
+        yield
+
+    def request_stop(self, *, now: bool = False) -> None:
+        """Accepts no more requests, and ends when those under way are answered; `now`: at once."""
+        self.should_exit = True
+        self.force_exit = self.force_exit or now
+
+
+def server(app: Any, shutdown_s: float, proxies: tuple[str, ...] = ()) -> Server:
+    """A server of the application. `proxies`: addresses whose X-Forwarded-For names the caller.
+
+    At a stop, requests under way are answered within `shutdown_s` seconds.
+    """
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # our own events say when it listens and stops
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        timeout_keep_alive=int(IDLE_S),
+        timeout_graceful_shutdown=max(1, int(shutdown_s)),
+        backlog=BACKLOG,
+    )
+    return Server(config)
