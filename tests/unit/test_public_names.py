@@ -16,7 +16,7 @@ PACKAGE = Path(pgworkd.__file__).parent
 LAZY = sorted(
     ".".join(("pgworkd", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
-    if "def __getattr__" in path.read_text(encoding="utf-8")
+    if "\ndef __getattr__" in path.read_text(encoding="utf-8")
 )
 
 
