@@ -62,7 +62,7 @@ def check_queues(settings: Settings, app: Registry) -> None:
 
 def _push(settings: Settings) -> Program:
     try:
-        from pgworkd.push_daemon.daemon import PushApp, PushDaemon
+        from pgworkd.push.daemon.daemon import PushApp, PushDaemon
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     if settings.remote is not None:
@@ -77,8 +77,8 @@ def _push(settings: Settings) -> Program:
 def _remote(settings: Settings) -> Callable[..., Daemon]:
     """Makes a daemon that works through a gateway."""
     try:
-        from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayAddress
-        from pgworkd.remote_daemon.daemon import RemoteDaemon
+        from pgworkd.remote.client import LEASE_S_MIN, GatewayAddress
+        from pgworkd.remote.daemon import RemoteDaemon
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[remote]'") from None
     if settings.lease_s < LEASE_S_MIN:

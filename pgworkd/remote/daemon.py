@@ -24,10 +24,10 @@ from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import WorkerLife
 from pgworkd.engine.registry import Registry
 from pgworkd.errors import PgworkdError, UsageError
-from pgworkd.remote_daemon.client import GatewayAddress
-from pgworkd.remote_daemon.heartbeats import RemoteInstructions
-from pgworkd.remote_daemon.pool import LongPollPool
-from pgworkd.remote_daemon.store import GatewayStore
+from pgworkd.remote.client import GatewayAddress
+from pgworkd.remote.heartbeats import RemoteInstructions
+from pgworkd.remote.pool import LongPollPool
+from pgworkd.remote.store import GatewayStore
 
 NO_DATABASE = "needs the database, and this daemon works through a gateway: serve its queue with a daemon that has one"
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from pgworkd.core.source import Instructions
 from pgworkd.errors import WorkerLost
-from pgworkd.remote_daemon.assignments import Assignments
-from pgworkd.remote_daemon.client import GatewayAddress, GatewayClient
+from pgworkd.remote.assignments import Assignments
+from pgworkd.remote.client import GatewayAddress, GatewayClient
 
 
 @dataclass(frozen=True, slots=True)

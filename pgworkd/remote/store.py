@@ -21,9 +21,9 @@ from pgworkd.core.registration import Registration
 from pgworkd.core.source import Occurrence, Payload
 from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
-from pgworkd.remote_daemon.assignments import Assignments
-from pgworkd.remote_daemon.client import CONFLICT, GatewayAddress, GatewayClient, problem
-from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
+from pgworkd.remote.assignments import Assignments
+from pgworkd.remote.client import CONFLICT, GatewayAddress, GatewayClient, problem
+from pgworkd.remote.heartbeats import GatewayHeartbeats
 
 WAIT_S = 20.0
 """How long a claim waits for a job: shorter than proxies cut a silent request off."""

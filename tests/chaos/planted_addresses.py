@@ -148,7 +148,7 @@ BUGS = (
     ),
     python(
         "a daemon ends when the gateway refuses its token",
-        "remote_daemon/client",
+        "remote/client",
         'return AccessRefused(f"the gateway refuses',
         'return UsageError(f"the gateway refuses',
         tests="tests/http/test_remote_daemon_start.py",

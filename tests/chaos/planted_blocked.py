@@ -55,7 +55,7 @@ BUGS = (
     ),
     python(
         "a remote daemon has no kill timer",
-        "remote_daemon/daemon",
+        "remote/daemon",
         "self._make_worker(RemoteLife, end_process, kill_timer)",
         "self._make_worker(RemoteLife, end_process, None)",
         tests=_COMMANDS,
@@ -139,7 +139,7 @@ BUGS = (
     ),
     python(
         "a blocked remote daemon tells its gateway a state that it refuses",
-        "remote_daemon/heartbeats",
+        "remote/heartbeats",
         '"state": "running" if state == "blocked" else state}',
         '"state": state}',
         tests=_COMMANDS,

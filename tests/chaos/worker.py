@@ -27,8 +27,8 @@ from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.run import unknown_kinds
 from pgworkd.process import output, stop_signals
-from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
-from pgworkd.remote_daemon.store import GatewayStore
+from pgworkd.remote.heartbeats import GatewayHeartbeats
+from pgworkd.remote.store import GatewayStore
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.deadly import arm, make_deadly
 from tests.chaos.history import of_this_process

@@ -27,9 +27,9 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.gateway.api.app import Application
 from pgworkd.gateway.api.request.gateway import Gateway
 from pgworkd.processes.supervisor import Supervisor
-from pgworkd.remote_daemon.assignments import Assignments
-from pgworkd.remote_daemon.client import GatewayAddress
-from pgworkd.remote_daemon.heartbeats import GatewayHeartbeats
+from pgworkd.remote.assignments import Assignments
+from pgworkd.remote.client import GatewayAddress
+from pgworkd.remote.heartbeats import GatewayHeartbeats
 from pgworkd.settings.config import load
 from tests.kits.commands import NOWHERE, Start, Systemd, events, logged, start, systemd, waits_until
 from tests.kits.daemon import Recorder, insert, quick_options, running, until

@@ -16,7 +16,7 @@ import pytest
 
 from pgworkd import App, Job, RetryAfter
 from pgworkd.core import events
-from pgworkd.remote_daemon.client import GatewayClient
+from pgworkd.remote.client import GatewayClient
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 from tests.kits.remote_daemon import remote_daemons
 

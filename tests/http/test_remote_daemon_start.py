@@ -11,8 +11,8 @@ import pytest
 from pgworkd import App
 from pgworkd.core import events
 from pgworkd.errors import UsageError
-from pgworkd.remote_daemon.client import GatewayAddress
-from pgworkd.remote_daemon.daemon import RemoteDaemon
+from pgworkd.remote.client import GatewayAddress
+from pgworkd.remote.daemon import RemoteDaemon
 from tests.kits.daemon import Recorder, quick_options, running
 from tests.kits.gateway import served, token
 from tests.kits.remote_daemon import remote_daemons

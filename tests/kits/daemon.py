@@ -18,8 +18,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.remote_daemon.client import LEASE_S_MIN, GatewayAddress
-from pgworkd.remote_daemon.daemon import RemoteDaemon
+from pgworkd.remote.client import LEASE_S_MIN, GatewayAddress
+from pgworkd.remote.daemon import RemoteDaemon
 
 _TEXTS = ("queue", "payload", "kind", "dedupe_key", "serialize_key", "limit_key", "meta")
 _CASTS = dict.fromkeys(_TEXTS, "::text") | dict.fromkeys(("payload", "meta"), "::text::jsonb")

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from pgworkd.core import events
-from pgworkd.push_daemon.daemon import PushApp, PushDaemon
+from pgworkd.push.daemon.daemon import PushApp, PushDaemon
 from tests.kits.daemon import Recorder, quick_options
 from tests.kits.verbs import Db
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from pgworkd.core import events
-from pgworkd.push_daemon import delivery
+from pgworkd.push.daemon import delivery
 from tests.kits.daemon import cancel, insert, until, waits_for_status
 from tests.kits.downstream import Downstream, Writer, answer_of, headers_of, message_of, serving
 from tests.kits.push import pushing, put_endpoint

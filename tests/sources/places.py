@@ -15,9 +15,9 @@ import asyncpg
 from pgworkd.core.claims import ClaimOrder, Claims
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
-from pgworkd.remote_daemon import store as gateway_store
-from pgworkd.remote_daemon.client import GatewayAddress
-from pgworkd.remote_daemon.store import GatewayStore
+from pgworkd.remote import store as gateway_store
+from pgworkd.remote.client import GatewayAddress
+from pgworkd.remote.store import GatewayStore
 from tests.kits.verbs import insert
 from tests.simulation.network import Network
 from tests.simulation.store import SimulatedStore, Watcher

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pgworkd.core import redaction
 from pgworkd.core.dsn import dsn_fault
 from pgworkd.core.redaction import escaped, hide, hide_secret, redact
-from pgworkd.remote_daemon.client import GatewayAddress
+from pgworkd.remote.client import GatewayAddress
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"
 """A password with every character that a DSN, JSON, repr() or a URL escapes."""

@@ -14,11 +14,11 @@ from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.registry import CONCURRENCY_DEFAULT, Registry
 from pgworkd.engine.run.runner import Runner
 from pgworkd.errors import PgworkdError
+from pgworkd.push.daemon.callbacks import Callbacks
+from pgworkd.push.daemon.delivery import Delivery
+from pgworkd.push.daemon.routes import Routes, Target
+from pgworkd.push.daemon.runner import PushRunner
 from pgworkd.push.sender import Sender
-from pgworkd.push_daemon.callbacks import Callbacks
-from pgworkd.push_daemon.delivery import Delivery
-from pgworkd.push_daemon.routes import Routes, Target
-from pgworkd.push_daemon.runner import PushRunner
 
 
 class PushApp(Registry):

@@ -16,9 +16,9 @@ from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
 from pgworkd.push import message
 from pgworkd.push.answer import Effect, EndpointAnswer, PushEnding, Verdict, is_trouble, retry_after_s, verdict
+from pgworkd.push.daemon.callbacks import Callbacks
+from pgworkd.push.daemon.routes import Target
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered
-from pgworkd.push_daemon.callbacks import Callbacks
-from pgworkd.push_daemon.routes import Target
 
 FROZEN_S = 2.0
 """A request that ends this much later than it may: this daemon was stopped meanwhile, or had no CPU."""

@@ -10,7 +10,7 @@ from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler
 from pgworkd.engine.run.runner import Runner
 from pgworkd.push.answer import PushEnding
-from pgworkd.push_daemon.delivery import Delivery, NotDone
+from pgworkd.push.daemon.delivery import Delivery, NotDone
 
 RELEASED_S_MIN = 1.0
 """A job that is given back waits at least this long: nothing counts how often that happens."""
