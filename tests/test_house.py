@@ -241,6 +241,7 @@ def test_the_top_level_holds_only_what_was_agreed() -> None:
         "docs",
         "LICENSE",
         "SECURITY.md",
+        "CONTRIBUTING.md",
         "CHANGELOG.md",
     }
     assert {name for name in names if not name.startswith(".")} <= agreed

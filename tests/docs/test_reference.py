@@ -180,3 +180,9 @@ def test_the_field_s_english(page: str) -> None:
     """The words that docs/architecture.md explains, and none of a dialect of our own."""
     found = [f"{number}: {line}" for number, line in enumerate(text(page).splitlines(), 1) if DIALECT.search(line)]
     assert not found
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    named = set(re.findall(r"`((?:pgworkd|tests|docs|schema)[\w./-]*/?)`", text("CONTRIBUTING.md")))
+    assert len(named) > 20
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]

@@ -14,7 +14,7 @@ from pgworkd.settings.config import Settings
 from tests.kits.boards import rules
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 
 _FENCE = re.compile(r"(?ms)^(?P<mark><!-- output -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$")
