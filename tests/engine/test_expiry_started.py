@@ -84,6 +84,31 @@ async def test_a_job_that_was_claimed_ahead_expires(dsn: str, db: asyncpg.Connec
     assert job_id not in slot.ran
 
 
+async def test_a_job_that_a_stop_gave_back_while_its_payload_was_read_expires(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read it says that it is about to begin; the handler was not called all the same."""
+    slot, ended, read, go_on, payloads = Slot(), list[str](), anyio.Event(), anyio.Event(), Store.payloads
+
+    async def slow(self: Store, ids: Any, *args: Any, **how: Any) -> Any:
+        found = await payloads(self, ids, *args, **how)
+        read.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(Store, "payloads", slow)
+    async with daemon_of(slot.app, dsn, ended) as (daemon, seen):
+        job_id = await expiring(db)
+        await read.wait()
+        daemon.request_stop(now=True)
+        await seen.wait(events.DAEMON_STOPPING)
+        go_on.set()
+    await passed(db, job_id)
+    async with running(slot.app, dsn):
+        await until(waits_for_status(db, job_id, "expired"))
+    assert slot.ran == []
+
+
 async def test_a_job_of_a_kind_that_a_worker_does_not_know_expires(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
