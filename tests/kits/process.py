@@ -36,7 +36,9 @@ TABLES = """
         RETURN NULL;
     END $$;
     CREATE TRIGGER given_back AFTER UPDATE ON pgworkd.jobs FOR EACH ROW
-    WHEN (OLD.status = 'running' AND NEW.status::text IN ('pending', 'blocked') AND NEW.failures = OLD.failures)
+    WHEN (OLD.status = 'running' AND NEW.status::text IN ('pending', 'blocked', 'failed')  -- a job that keeps its key
+          AND NEW.failures = OLD.failures
+          AND to_jsonb(NEW) -> 'losses' IS NOT DISTINCT FROM to_jsonb(OLD) -> 'losses')  -- older schemas have none
     EXECUTE FUNCTION note_given_back();
 """
 

@@ -109,7 +109,7 @@ class RemoteService:
             self.owner.start(began_s)
             for part in (self.owner, self.settles, self.beats, self._watch):
                 tasks.start_soon(part.run, name=type(part).__name__)
-            await self._member.attend(tasks)
+            tasks.start_soon(self._member.attend, tasks)  # whoever calls need not wait for notifications
             tasks.start_soon(self.remote.close_idle)
             tasks.start_soon(self._close_idle_pools)
             self._tasks = tasks
