@@ -75,12 +75,7 @@ class SettleStore:
     ) -> dict[UUID, str]:
         """Ends attempts of different jobs in one way; the new status of each that ran under its fence.
 
-        completed: moves the job to the history. failed: counts a failure; the status is failed, dead or cancelled.
-        released: counts no failure; a delay of None keeps its place in the queue. cancelled and expired end the job.
-        `following`: the next occurrences of those that have a schedule.
-
-        `skip_locked`: waits for no row; locked ones are missing, too (see `running`). `deferred`: leaves all effects
-        on other rows to maintenance, which sets aside what is refused.
+        What each ending does, and the two options, says `core.source.SettleSource`.
         """
         sql = STATEMENTS[self._of_several_workers, ending, skip_locked, deferred]
         args = [*self._fence(settles), *_COLUMNS[ending](settles, following)]
