@@ -251,14 +251,19 @@ async def _unfinished(db: Any, life: Life) -> list[str]:
 
 
 async def _within(fact: Any, limit_s: float = GOOD_S) -> list[str]:
-    """What `fact` returns at last: nothing, as soon as it does."""
+    """What `fact` returns at last: nothing, as soon as it does.
+
+    It is not asked again then: what is refused may go on a moment later, and is no fault.
+    """
+    last = [f"not known within {limit_s} s"]
 
     async def none() -> bool:
-        return not await fact()
+        last[:] = await fact()
+        return not last
 
     with contextlib.suppress(AssertionError):
         await until(none, limit_s)
-    return list(await fact())
+    return last
 
 
 async def _beside(db: Any, life: Life) -> list[str]:
