@@ -151,9 +151,9 @@ def decode(text: str, what: str = "payload", *, object_only: bool = True) -> Any
         raise InvalidPayload(what, reason) from None
     if object_only and type(value) is not dict:
         raise InvalidPayload(what, f"is a JSON {_json_type(value)}: an object is needed")
-    # Brackets inside strings can only make the count too high.
-    brackets = text.count("{") + text.count("[")
-    if brackets > DEPTH_MAX and not _is_plain(value, what, elements_max=len(text)):
+    # Levels take two brackets each; those inside strings can only make the count too high.
+    deep = len(text) > 2 * DEPTH_MAX and text.count("{") + text.count("[") > DEPTH_MAX
+    if deep and not _is_plain(value, what, elements_max=len(text)):
         _refuse(_fault(value, what, ()))
     return value
 

@@ -136,12 +136,12 @@ class InFlight:
         """
         by_id, added = self._by_id, []
         for attempt in attempts:
-            older = by_id.setdefault(attempt.claimed.id, attempt)
+            older = by_id.setdefault(attempt.job_id, attempt)
             if older is not attempt:
                 if _are_same(older, attempt):
                     continue
                 older.stop(Reason.FENCE)
-                by_id[attempt.claimed.id] = attempt
+                by_id[attempt.job_id] = attempt
             added.append(attempt)
         return added
 
@@ -149,14 +149,14 @@ class InFlight:
         """Removes settled attempts."""
         by_id = self._by_id
         for attempt in attempts:
-            other = by_id.pop(attempt.claimed.id, attempt)
+            other = by_id.pop(attempt.job_id, attempt)
             if other is not attempt:
-                by_id[attempt.claimed.id] = other
+                by_id[attempt.job_id] = other
 
     def find(self, job_id: UUID, attempt: int) -> Attempt | None:
         """This attempt, if it is in flight here."""
         found = self._by_id.get(job_id)
-        return found if found is not None and found.claimed.attempt == attempt else None
+        return found if found is not None and found.number == attempt else None
 
     def running(self) -> list[Attempt]:
         """Those whose handler has been called and has not returned."""
@@ -169,4 +169,4 @@ class InFlight:
 
 
 def _are_same(one: Attempt, other: Attempt) -> bool:
-    return one.claimed.attempt == other.claimed.attempt and token_of(one.worker_id) == token_of(other.worker_id)
+    return one.number == other.number and token_of(one.worker_id) == token_of(other.worker_id)

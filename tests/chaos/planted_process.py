@@ -97,8 +97,8 @@ BUGS = (
     python(
         "a child that comes back from a coroutine is a second daemon",
         "engine/run/runner",
-        "            forks.stay(here)  # a child that the handler has forked does not\n",
-        "",
+        "                forks.stay(here)  # a child that the handler has forked does not\n",
+        "                pass\n",
         tests=BACK,
     ),
     python(

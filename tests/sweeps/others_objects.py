@@ -156,11 +156,7 @@ async def _jobs(db: Any, life: Life) -> None:
         await _job(db, life, "fair", "completed", bad=bad, queue="fair", limit_key=f"k{MARK if bad else ''}")
         key = {"dedupe_key": str(len(life.expected)), "dedupe_until": soon}
         await _job(db, life, "plain", "completed", bad=bad, **key)
-    for bad, ends in (
-        (False, "completed"),
-        (True, None),
-        (False, None),
-    ):  # one line: who is behind the marked one waits
+    for bad, ends in ((False, "completed"), (True, None), (False, None)):  # who is behind the marked one waits
         await _job(db, life, "plain", ends, bad=bad, serialize_key="line")
     for name, bad in (("lost", True), (f"lost {MARK}", False)):
         ids = [await db.fetchval("SELECT pgworkd.new_id()") for _ in range(2)] + ([marked()] if bad else [])

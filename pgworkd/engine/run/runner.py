@@ -90,18 +90,19 @@ class Runner:
 
     async def run(self, attempt: Attempt, task: RunnerTask) -> Outcome:
         """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
-        if attempt.claimed.schedule is not None and (ended := await self._missed(attempt)) is not None:
+        claimed = attempt.claimed
+        if claimed.schedule is not None and (ended := await self._missed(attempt)) is not None:
             return ended
         if attempt.reason is not None:
             return stopped(attempt.reason)
-        handler = self._handlers.get(attempt.claimed.kind)
+        handler = self._handlers.get(claimed.kind)
         if handler is None:
             return await self.unknown.outcome_of(attempt)
         try:
             arguments = self._arguments(handler, attempt)
         except BaseException as error:  # noqa: BLE001 - also from the user's validators, or an odd row
             return self._failed(error, attempt, handler, permanent=isinstance(error, (ValueError, RecursionError)))
-        timeout_s = attempt.claimed.timeout_s or handler.timeout_s
+        timeout_s = claimed.timeout_s or handler.timeout_s
         # A thread cannot be interrupted: at its time-out it is asked to end, and waited for.
         limited = timeout_s is not None and handler.mode != "thread"
         scope = task.scope
@@ -117,7 +118,8 @@ class Runner:
                 outcome = await self._run_with_more(handler, attempt, arguments)
             if attempt.reason is not None and (attempt.stop_seen or scope.stop_seen) and not _is_done(attempt):
                 outcome = self._ended(attempt.reason, attempt, handler)
-            forks.stay(here)  # a child that the handler has forked does not
+            if forks.generation != here:
+                forks.stay(here)  # a child that the handler has forked does not
         except BaseException as error:
             forks.stay(here, error)
             attempt.scope = None  # too late to stop this run
@@ -127,11 +129,10 @@ class Runner:
             outcome = self._outcome_of_error(error, attempt, handler, stop_seen=stop_seen)
         attempt.ended = time.monotonic()
         attempt.scope = task.attempt = None
-        if limited:
+        if limited or scope.asked:
             scope.deadline = math.inf
-        if scope.asked:
             scope.finished()
-        return _SETTLED if attempt.settled else _timed(outcome, attempt.ended - attempt.started)
+        return outcome if outcome.error is None and not attempt.settled else _final(outcome, attempt)
 
     def _outcome_of_error(
         self, error: BaseException, attempt: Attempt, handler: Handler, *, stop_seen: bool
@@ -327,8 +328,11 @@ def _note(attempt: Attempt, done: float, message: str) -> None:
     attempt.progress = (done, message)
 
 
-def _timed(outcome: Outcome, ran_s: float) -> Outcome:
-    return outcome if outcome.error is None else outcome._replace(error={**outcome.error, "ran_s": round(ran_s, 6)})
+def _final(outcome: Outcome, attempt: Attempt) -> Outcome:
+    if attempt.settled:
+        return _SETTLED
+    ran_s = attempt.ended - (attempt.started or attempt.ended)
+    return outcome._replace(error={**(outcome.error or {}), "ran_s": round(ran_s, 6)})
 
 
 def _is_done(attempt: Attempt) -> bool:
