@@ -40,6 +40,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0006_remote.sql
 \ir pgworkd/sql/migrations/0007_push.sql
 \ir pgworkd/sql/migrations/0008_repairs.sql
+\ir pgworkd/sql/migrations/0009_claims.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -107,8 +108,7 @@ CREATE TABLE IF NOT EXISTS workers (
     started_at  timestamptz NOT NULL DEFAULT clock(),
     seen_at     timestamptz NOT NULL DEFAULT clock(),   -- last heartbeat
     steady_since timestamptz NOT NULL DEFAULT clock(),  -- heartbeats without a gap since then
-    lease_until timestamptz NOT NULL,
-    lost_at     timestamptz,                            -- set by rescue(); never cleared
+    lease_until timestamptz NOT NULL, lost_at timestamptz,  -- set by rescue(); never cleared
     schedules   text[], rules jsonb, -- declared in its code (declare_rules()); NULL: not reported
     token       uuid,                -- NULL: restored by rescue(); such a row is never renewed
     kinds       text[],              -- its code has handlers for; NULL: not reported
@@ -167,8 +167,7 @@ CREATE TABLE IF NOT EXISTS queues (
 -- A recurring rule. `cron` is computed by daemons in `timezone`; `every_s` counts from the epoch.
 CREATE TABLE IF NOT EXISTS schedules (
     name         name_text PRIMARY KEY,
-    queue        name_text NOT NULL,
-    kind         name_text,
+    queue        name_text NOT NULL, kind name_text,
     payload      payload_object NOT NULL DEFAULT '{}',
     cron         text CHECK (char_length(cron) <= 200),
     every_s      integer CONSTRAINT every_s_must_be_1_to_366_days
@@ -230,7 +229,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     yields       boolean NOT NULL DEFAULT false,  -- while its retry waits, others may pass
     counted      boolean,            -- add_jobs() has counted it into its batch; not for enqueuers
     begun        integer NOT NULL DEFAULT 0,  -- with expires_at: the first attempt to begin
-    schedule     name_text,
+    schedule     name_text, claim_id integer, listed integer,  -- of remote workers: list_held()
     -- A `completed` row is no job: it keeps the dedupe_key of one that ended, whatever its outcome.
     CONSTRAINT status_must_be_one_of_a_live_job
         CHECK (status IN ('blocked', 'pending', 'running', 'failed', 'dead')
@@ -462,7 +461,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   settle_completed, settle_failed,              D   jobs, dependents, roots,
 --     settle_released, settle_ended                   schedules s, queues
 --   complete_own (in the handler's transaction)   D   job; the rest is deferred
---   hand_over, extend, fenced, abandon            D   workers, jobs
+--   hand_over, extend, fenced, list_held,         D   workers, jobs
+--     take_back, abandon
 --   report_progress, restore_occurrences          D   progress; schedules s
 --   declare_rules, retire_schedules,              D   worker; schedules s
 --     fail_schedule

@@ -16,6 +16,7 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.registration import Registration, token_of
 from pgworkd.database.claim_connections import ClaimConnections
 from pgworkd.database.connection import Connection, ConnectionOptions
+from pgworkd.database.maintenance_store import Rescued
 from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore, fence_columns
 
 _REGISTER = "SELECT pgworkd.register($1, 0, $2, $3, $4, NULL, $5)"
@@ -34,16 +35,20 @@ _NEWS = """SELECT j.worker_id, j.id, j.attempts, true FROM pgworkd.jobs j
     SELECT u.worker, u.id, u.attempt, false
     FROM unnest($2::uuid[], $3::int[], $4::int[], pgworkd.fenced($2, $3, $4, $5, $6))
         AS u (id, attempt, worker, found) WHERE u.found <> u.attempt"""
-_ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text
+_ATTEMPTS = """SELECT j.worker_id, j.id, j.attempts, j.queue::text, j.claim_id
     FROM pgworkd.jobs j WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
-_WORK = """SELECT p.worker_id, NULL, p.concurrency, p.queue::text FROM pgworkd.pools p WHERE p.worker_id = ANY ($1)
-    UNION ALL SELECT j.worker_id, j.id, j.attempts, j.queue::text FROM pgworkd.jobs j
+_WORK = """SELECT p.worker_id, NULL, p.concurrency, p.queue::text, NULL
+    FROM pgworkd.pools p WHERE p.worker_id = ANY ($1)
+    UNION ALL SELECT j.worker_id, j.id, j.attempts, j.queue::text, j.claim_id FROM pgworkd.jobs j
     WHERE j.worker_id = ANY ($1) AND j.status = 'running'"""
+_LIST_HELD = "SELECT pgworkd.list_held($1, pgworkd.fenced($1, $2, $3, $4, $5))"
+_TAKE_BACK = """SELECT id, queue, kind, attempt, status, worker_id, worker, error
+    FROM pgworkd.take_back($1, pgworkd.fenced($1, $2, $3, $4, $5))"""
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
     created_at, schedule, occurrence, meta, serialize_key
     FROM pgworkd.claim_for(CASE WHEN NOT $17 OR pgworkd.carefully() THEN $1::int[] END, $2, $3, $4, $5, $6, $7, $8, $9,
-        $10, $11, $12, $13, $14, $15, $16)"""
+        $10, $11, $12, $13, $14, $15, $16, $18)"""
 _EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
         WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
     FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
@@ -79,7 +84,14 @@ class StoredWorker(NamedTuple):
     slots: dict[str, int]
 
 
-_Running = tuple[int, UUID, int, str]
+class RunningAttempt(NamedTuple):
+    """An attempt that a remote worker runs, by the database; `claim_id`: the number of the claim that took it."""
+
+    worker_id: int
+    job_id: UUID
+    attempt: int
+    queue: str
+    claim_id: int | None
 
 
 class News(NamedTuple):
@@ -90,11 +102,15 @@ class News(NamedTuple):
 
 
 class ClaimWaiter(NamedTuple):
-    """One claim that waits: up to `limit` jobs for a worker; with `lease_s`, each under a lease of its own."""
+    """One claim that waits: up to `limit` jobs for a worker; with `lease_s`, each under a lease of its own.
+
+    `claim_id`: the worker's number for it.
+    """
 
     worker_id: int
     limit: int
     lease_s: float | None = None
+    claim_id: int | None = None
 
 
 class ClaimsForWorkers(NamedTuple):
@@ -170,19 +186,27 @@ class RemoteStore(SettleStore):
         cancels = [(row[0], row[1], row[2]) for row in rows if row[3]]
         return News(cancels, [(row[0], row[1], row[2]) for row in rows if not row[3]])
 
-    async def attempts_of(self, workers: Sequence[int]) -> list[_Running]:
-        """(worker, id, attempt, queue) of what these workers run, by the database."""
-        return [(row[0], row[1], row[2], row[3]) for row in await self._beats.fetch(_ATTEMPTS, workers)]
+    async def attempts_of(self, workers: Sequence[int]) -> list[RunningAttempt]:
+        """What these workers run, by the database."""
+        return [RunningAttempt(*row) for row in await self._beats.fetch(_ATTEMPTS, workers)]
 
-    async def work_of(self, workers: Sequence[int]) -> tuple[dict[int, dict[str, int]], list[_Running]]:
-        """By worker, how many jobs of each queue it may run at once; and what they run, as of `attempts_of`."""
-        slots, running = dict[int, dict[str, int]](), list[_Running]()
-        for worker_id, job_id, number, queue in await self._beats.fetch(_WORK, workers):
-            if job_id is None:
-                slots.setdefault(worker_id, {})[queue] = number
+    async def work_of(self, workers: Sequence[int]) -> tuple[dict[int, dict[str, int]], list[RunningAttempt]]:
+        """By worker, how many jobs of each queue it may run at once; and what they run."""
+        slots, running = dict[int, dict[str, int]](), list[RunningAttempt]()
+        for row in await self._beats.fetch(_WORK, workers):
+            if row[1] is None:
+                slots.setdefault(row[0], {})[row[3]] = row[2]
             else:
-                running.append((worker_id, job_id, number, queue))
+                running.append(RunningAttempt(*row))
         return slots, running
+
+    async def list_held(self, fences: Sequence[Fence]) -> set[UUID]:
+        """Notes that these attempts have begun, as their workers list them; the jobs of those that are locked."""
+        return set(await self._beats.value(_LIST_HELD, *fence_columns(fences)) or ())
+
+    async def take_back(self, fences: Sequence[Fence]) -> list[Rescued]:
+        """Takes back attempts that their workers do not list: `pending` those never listed, the others as lost."""
+        return [Rescued(*row) for row in await self._settles.fetch(_TAKE_BACK, *fence_columns(fences))]
 
     async def report_progress(self, held: Sequence[Fence], done: Sequence[float], messages: Sequence[str]) -> None:
         """Stores the progress (0 to 1) of attempts that still run."""
@@ -215,6 +239,7 @@ class RemoteStore(SettleStore):
             *order[9:13],
             *order[3:5],
             order.careful,
+            [each.claim_id for each in waiters],
         )
         jobs = [row for row in rows if row[1] is not None]
         more = [row for row in rows if row[0] is None]

@@ -17,6 +17,24 @@ class Assignments:
     def __init__(self) -> None:
         self._texts: dict[Attempt, tuple[str, UUID | None]] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._open: dict[int, None] = {}
+        self._last_claim = 0
+
+    def begin_claim(self) -> int:
+        """The number of a claim that is about to be sent."""
+        self._last_claim += 1
+        self._open[self._last_claim] = None
+        return self._last_claim
+
+    def end_claim(self, claim_id: int) -> None:
+        """The answer to a claim was read, and all that it brought was added; or it never will be."""
+        del self._open[claim_id]
+
+    @property
+    def claim_id(self) -> int:
+        """The last claim that has ended, as all before it have. To be read before `listed`."""
+        last = self._last_claim
+        return min(list(self._open), default=last + 1) - 1
 
     def add(self, job_id: UUID, attempt: int, worker_id: int, text: str) -> None:
         """A claim was answered with it."""

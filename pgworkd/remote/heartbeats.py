@@ -35,7 +35,9 @@ class GatewayHeartbeats:
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
         # A gateway of the first releases knows no other states.
-        body = {"assignments": self._held.listed(worker_id), "state": "running" if state == "blocked" else state}
+        claim_id = self._held.claim_id or None  # before the list
+        said = "running" if state == "blocked" else state
+        body = {"assignments": self._held.listed(worker_id), "claim_id": claim_id, "state": said}
         try:
             self._answer = await self._http.call("POST", f"/v1/workers/{worker_id:d}/beat", body, worker_id=worker_id)
         except WorkerLost:

@@ -15,11 +15,10 @@ from urllib.parse import quote
 from uuid import UUID
 
 from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
-from pgworkd.core.fence import Fence, Settlement, Settling
+from pgworkd.core.fence import Fence, Settling
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.core.registration import Registration
 from pgworkd.core.source import Occurrence, Payload
-from pgworkd.engine.life.heartbeat import boot_time_s
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote.assignments import Assignments
 from pgworkd.remote.client import CONFLICT, GatewayAddress, GatewayClient, problem
@@ -116,21 +115,16 @@ class GatewayStore:
             "wait_s": WAIT_S,
             "max_attempts": dict(zip(order.kinds, order.budgets, strict=True)),
         }
-        sent_at_s = boot_time_s()
-        answer = await self._http.call("POST", "/v1/claims", body, worker_id=order.worker_id, wait_s=WAIT_S)
-        is_late = boot_time_s() - sent_at_s > answer["waited_s"] + answer["valid_s"]
-        claims = Claims(_claimed(each["job"], each["deadline_s"]) for each in answer["assignments"])
-        for claimed, each in zip(claims, answer["assignments"], strict=True):
-            self.held.add(claimed.id, claimed.attempt, order.worker_id, each["assignment"])
+        claim_id = body["claim_id"] = self.held.begin_claim()
+        try:
+            answer = await self._http.call("POST", "/v1/claims", body, worker_id=order.worker_id, wait_s=WAIT_S)
+            claims = Claims(_claimed(each["job"], each["deadline_s"]) for each in answer["assignments"])
+            for claimed, each in zip(claims, answer["assignments"], strict=True):
+                self.held.add(claimed.id, claimed.attempt, order.worker_id, each["assignment"])
+        finally:  # what it took without our knowledge is in none of our lists: the gateway takes it back
+            self.held.end_claim(claim_id)
         if answer["cancel"] or answer["state"] != "run":
             self._on_told(answer["state"], self.held.attempts(answer["cancel"]))
-        if claims and is_late:  # the gateway may have given them back, as no list of ours had them
-            late = [Fence.of(each.id, each.attempt, order.worker_id) for each in claims]
-            try:
-                await self.settle(Ending.RELEASED, [Settlement(each, Outcome(Ending.RELEASED)) for each in late])
-            finally:  # if that fails, the gateway gives them back, as our lists do not have them
-                self.held.remove((each.job_id, each.attempt) for each in late)
-            return Claims()
         return claims
 
     async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int:

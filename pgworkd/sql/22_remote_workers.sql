@@ -113,6 +113,36 @@ BEGIN
     RETURN coalesce(v_ids, '{}');
 END $$;
 
+-- Takes back attempts that their remote worker does not list, see list_held(). One that it never
+-- listed goes back uncounted, and is `pending`; on one that it did a loss is counted, as by
+-- rescue(). Returns them as that does. p_attempts are fenced(). Locks the jobs in order of id, with
+-- SKIP LOCKED, then as settle_released() and rescue().
+CREATE OR REPLACE FUNCTION take_back(p_ids uuid[], p_attempts int[])
+RETURNS TABLE (id uuid, queue text, kind text, attempt int, status text, worker_id int, worker text,
+               error text)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_unknown uuid[];
+    v_begun   uuid[];
+BEGIN
+    SELECT array_agg(l.id) FILTER (WHERE NOT l.begun), array_agg(l.id) FILTER (WHERE l.begun)
+    INTO v_unknown, v_begun
+    FROM (SELECT j.id, coalesce(j.listed = j.attempts, false) AS begun
+          FROM unnest(p_ids, p_attempts) AS u (id, attempt)
+          JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt
+          WHERE j.id = ANY (p_ids) AND j.worker_id IS NOT NULL
+          ORDER BY j.id FOR UPDATE OF j SKIP LOCKED) l;
+    PERFORM set_no_wait('on');
+    RETURN QUERY
+    SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
+    FROM (SELECT p.taken FROM in_parts('rescue', v_unknown::text[], 'give back') AS p (taken)
+          UNION ALL
+          SELECT p.taken FROM in_parts('rescue', v_begun::text[], 'rescue jobs') AS p (taken)) p
+    CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text,
+            attempt int, status text, worker_id int, worker text, error text);
+END $$;
+
 -- What an operator asks of a worker, of which its gateways are notified: 'quiet', claim nothing
 -- more; 'stop', and end; NULL, go on. Audited. False: there is no such worker, or it cannot be
 -- asked. Locks the worker's row.

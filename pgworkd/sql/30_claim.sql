@@ -91,7 +91,7 @@ END $$;
 -- due since then may not be committed yet.) If pick() chooses and the caller gives p_places ('{}'
 -- at first): a row whose `payload` is what to pass the next time. p_reach_s: begin this far before
 -- those places (NULL: at every head); p_since: and no later than that run_at. Finding new places
--- has a cost: with p_renew = false the old ones may be returned.
+-- has a cost: with p_renew = false the old ones may be returned. p_claim_id: see list_held().
 -- Locks the worker's row FOR KEY SHARE (so that rescue() and a claim exclude each other, and
 -- heartbeats do not wait), the queue where keys or limits count, then due rows with SKIP LOCKED.
 -- Raises PW001 if the worker's lease is gone.
@@ -101,7 +101,7 @@ CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int,
                                  p_positions uuid[] DEFAULT '{}', p_token uuid DEFAULT NULL,
                                  p_without text[] DEFAULT '{}', p_places text DEFAULT NULL,
                                  p_reach_s float8 DEFAULT 0, p_since float8 DEFAULT NULL,
-                                 p_renew boolean DEFAULT true)
+                                 p_renew boolean DEFAULT true, p_claim_id int DEFAULT NULL)
 RETURNS TABLE (id uuid, kind text, payload text, attempt int, failures int, max_attempts int,
                timeout_s real, priority int, losses int, run_at float8, created_at float8,
                schedule text, occurrence float8, meta text, serialize_key text)
@@ -259,7 +259,7 @@ BEGIN
     RETURN QUERY
     WITH taken AS (
         UPDATE jobs j
-        SET status = 'running', worker_id = p_worker, started_at = v_now,
+        SET status = 'running', worker_id = p_worker, started_at = v_now, claim_id = p_claim_id,
             attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
             lease_until = CASE WHEN v_remote THEN deadline(v_now, j.timeout_s) END,
             max_attempts = CASE

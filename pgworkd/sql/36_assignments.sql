@@ -45,8 +45,9 @@ END $$;
 
 -- claim() on behalf of several remote workers that wait for jobs of a queue: the first is served
 -- first. Each gets at most as many as its element of p_limits; with one in p_leases_s (seconds) the
--- attempts run under p_standing and p_assignment. The other arguments are those of claim(), and so
--- is what is returned, with the worker before each row. A worker that was presumed dead gets a row
+-- attempts run under p_standing and p_assignment; the others note the number in p_claim_ids, see
+-- list_held(). The other arguments are those of claim(), and so is what is returned, with the
+-- worker before each row. A worker that was presumed dead gets a row
 -- without an id; one whose row another session has locked, nothing. A suspect goes to a worker that
 -- runs none. Locks the workers' rows FOR KEY SHARE, in order of id, with SKIP LOCKED, then as
 -- claim().
@@ -57,7 +58,8 @@ CREATE OR REPLACE FUNCTION claim_for(p_workers int[], p_tokens uuid[], p_limits 
                                      p_positions uuid[] DEFAULT '{}', p_places text DEFAULT NULL,
                                      p_reach_s float8 DEFAULT 0, p_since float8 DEFAULT NULL,
                                      p_renew boolean DEFAULT true, p_kinds text[] DEFAULT '{}',
-                                     p_budgets int[] DEFAULT '{}')
+                                     p_budgets int[] DEFAULT '{}',
+                                     p_claim_ids int[] DEFAULT NULL)
 RETURNS TABLE (worker int, id uuid, kind text, payload text, attempt int, failures int,
                max_attempts int, timeout_s real, priority int, losses int, run_at float8,
                created_at float8, schedule text, occurrence float8, meta text, serialize_key text)
@@ -85,7 +87,7 @@ BEGIN
         SELECT CASE WHEN c.id IS NOT NULL THEN p_workers[v_live[1]] END, c.*
         FROM claim(p_workers[v_live[1]], p_queue, p_limits[v_live[1]], p_kinds, p_budgets,
                    p_priorities, p_run_ats, p_positions, p_tokens[v_live[1]], '{}', p_places,
-                   p_reach_s, p_since, p_renew) c;
+                   p_reach_s, p_since, p_renew, p_claim_ids[v_live[1]]) c;
     END IF;
     -- Whoever claims is served last: so it has a slot for the suspect that it may get. Then only
     -- another suspect may be left, for the workers before it.
@@ -103,7 +105,8 @@ BEGIN
             SELECT c.* FROM claim(p_workers[v_by], p_queue,
                                   (SELECT sum(v_slots[l])::int FROM unnest(v_live) l), p_kinds,
                                   p_budgets, p_priorities, p_run_ats, p_positions,
-                                  p_tokens[v_by], '{}', p_places, p_reach_s, p_since, p_renew) c
+                                  p_tokens[v_by], '{}', p_places, p_reach_s, p_since, p_renew,
+                                  p_claim_ids[v_by]) c
         LOOP
             v_to := v_by;
             IF id IS NULL THEN      -- what the next claim should know
@@ -127,8 +130,10 @@ BEGIN
         UPDATE jobs j
         SET worker_id = CASE WHEN u.lease_s IS NULL THEN u.worker ELSE p_standing END,
             lease_s = u.lease_s, assignment_id = CASE WHEN u.lease_s > 0 THEN p_assignment END,
-            lease_until = least(clock() + make_interval(secs => u.lease_s), j.lease_until)
-        FROM (SELECT o.id, p_workers[o.place] AS worker, p_leases_s[o.place] AS lease_s
+            lease_until = least(clock() + make_interval(secs => u.lease_s), j.lease_until),
+            claim_id = CASE WHEN u.lease_s IS NULL THEN u.claim_id END
+        FROM (SELECT o.id, p_workers[o.place] AS worker, p_leases_s[o.place] AS lease_s,
+                     p_claim_ids[o.place] AS claim_id
               FROM unnest(v_ids, v_places) AS o (id, place)) u
         WHERE j.id = ANY (v_ids) AND j.id = u.id;
     END LOOP;
@@ -155,6 +160,30 @@ LANGUAGE sql STABLE AS $$
     LEFT JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt AND j.worker_id = u.worker
         AND j.assignment_id IS NOT DISTINCT FROM u.assignment
     LEFT JOIN workers w ON w.id = u.worker
+$$;
+
+-- Notes that these attempts have begun, because their remote worker lists them. p_attempts are
+-- fenced(). A worker numbers its claims (`claim_id`), and says with each list up to which number it
+-- has read or given up the answers. So an attempt of such a claim that is not in the list is in
+-- nobody's hands: its worker has never known of it, and it is given back; or it was listed before
+-- (`listed` is the attempt), and take_back() counts a loss. Returns those that it could not note,
+-- because another session has locked them: list them again. Locks the jobs in order of id, with
+-- SKIP LOCKED.
+CREATE OR REPLACE FUNCTION list_held(p_ids uuid[], p_attempts int[]) RETURNS uuid[]
+LANGUAGE sql VOLATILE AS $$
+    WITH wanted AS MATERIALIZED (
+        SELECT j.id, j.attempts
+        FROM unnest(p_ids, p_attempts) AS u (id, attempt)
+        JOIN jobs j ON j.id = u.id AND j.attempts = u.attempt
+        WHERE j.claim_id IS NOT NULL AND j.worker_id IS NOT NULL
+          AND j.listed IS DISTINCT FROM j.attempts
+    ), mine AS MATERIALIZED (
+        SELECT j.id, j.ctid AS place FROM wanted w JOIN jobs j ON j.id = w.id
+        WHERE j.attempts = w.attempts ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED
+    ), noted AS (
+        UPDATE jobs j SET listed = j.attempts FROM mine m WHERE j.ctid = m.place
+    )
+    SELECT array_agg(w.id) FROM wanted w WHERE w.id NOT IN (SELECT m.id FROM mine m)
 $$;
 
 -- Renews leases of single attempts, by p_leases_s (NULL: by what each had), and returns the seconds

@@ -24,6 +24,12 @@ BEGIN
     CASE p_step
     WHEN 'rescue jobs' THEN
         RETURN rescue_jobs(p_keys::uuid[]);
+    WHEN 'give back' THEN
+        RETURN (SELECT jsonb_agg(jsonb_build_object('id', w.id, 'status', 'pending'))
+                FROM (SELECT unnest(settle_released(
+                          array_agg(j.id), array_agg(j.attempts), array_agg(NULL::float8),
+                          array_agg(NULL::text), p_begun => array_agg(false))) AS id
+                      FROM jobs j WHERE j.id = ANY (p_keys::uuid[])) w);
     WHEN 'fail overdue' THEN
         RETURN overdue_jobs(p_keys::uuid[]);
     WHEN 'expire jobs' THEN
@@ -177,7 +183,8 @@ BEGIN
     WITH before AS MATERIALIZED (
         SELECT j.id, j.worker_id AS lost_worker_id, w.name AS lost_worker,
                'lost: worker ' || w.name || ' (id ' || w.id || ', pid ' || w.pid
-               || CASE WHEN w.lease_until >= w.lost_at THEN ') has ended'
+               || CASE WHEN w.lost_at IS NULL THEN ') no longer lists it'
+                       WHEN w.lease_until >= w.lost_at THEN ') has ended'
                        ELSE ') did not renew its lease' END AS message,
                            coalesce(q.max_losses, 3) AS max_losses
         FROM jobs j JOIN workers w ON w.id = j.worker_id LEFT JOIN queues q ON q.name = j.queue

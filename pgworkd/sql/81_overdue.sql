@@ -1,7 +1,7 @@
 -- Attempts whose own lease, or whose deadline, has passed: see 36_assignments.sql.
 
 -- Seconds that a job of the queue waits for its next retry, after this number of failures, by the
--- queue's settings and the defaults of pgworkd.words.backoff, give or take 10 %: for failures that
+-- queue's settings and the defaults of pgworkd.core.backoff, give or take 10 %: for failures that
 -- no handler's own policy can be asked about. Locks nothing.
 CREATE OR REPLACE FUNCTION retry_delay_s(p_queue text, p_failures int) RETURNS float8
 LANGUAGE sql VOLATILE AS $$

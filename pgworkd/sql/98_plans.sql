@@ -75,7 +75,7 @@ BEGIN
                 restore_occurrences retire_schedules retry retry_delay_s roll_up run_schedule
                 schedule_changed schedule_ended schedules_audit schedules_notify server_id
                 set_endpoint set_no_wait set_pool set_queue sign_off spend spent_until
-                standing_worker starts sum_minutes thin_samples try_to_claim wake who
+                standing_worker starts sum_minutes take_back thin_samples try_to_claim wake who
                 worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
@@ -104,8 +104,8 @@ BEGIN
                 pick_suspect'),
             ('loop', '
                 advance apply_ends await_results batch_ended batch_results call_back cancel_below
-                extend fenced fold hand_over heartbeats mend_batches mend_these report_progress
-                stop_jobs stream wait_less'),
+                extend fenced fold hand_over heartbeats list_held mend_batches mend_these
+                report_progress stop_jobs stream wait_less'),
             ('loop_200ms', '
                 forget_rows'),
             ('hash', '

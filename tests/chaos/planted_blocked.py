@@ -140,8 +140,8 @@ BUGS = (
     python(
         "a blocked remote daemon tells its gateway a state that it refuses",
         "remote/heartbeats",
-        '"state": "running" if state == "blocked" else state}',
-        '"state": state}',
+        'said = "running" if state == "blocked" else state',
+        "said = state",
         tests=_COMMANDS,
     ),
     python(

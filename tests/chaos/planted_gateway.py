@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 _WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_options.py"
+_LISTS = "tests/http/test_worker_lists.py"
 _FAULTS = "tests/http/test_worker_faults.py"
 _JOINED = "tests/http/test_joined.py"
 _CALLER = "tests/http/test_caller.py"
@@ -43,16 +44,29 @@ BUGS = (
     python(
         "what no list has is never given back",
         "gateway/workers/watch",
-        "        if orphans:",
-        "        if False:",
-        tests=_WORKERS,
+        "            if dropped:",
+        "            if False:",
+        tests=_LISTS,
     ),
     python(
-        "what is missing in one list is given back",
-        "gateway/workers/watch",
-        "            and (job_id, attempt) not in first\n",
+        "what a claim brings whose answer is on its way is given back",
+        "gateway/workers/workers",
+        "            and row.claim_id <= self.claim_id\n",
         "",
-        tests=_FAULTS,
+        tests=_LISTS,
+    ),
+    sql(
+        "what was listed and is not any more goes back uncounted",
+        "coalesce(j.listed = j.attempts, false) AS begun",
+        "false AS begun",
+        tests=_LISTS,
+    ),
+    python(
+        "a row that cannot be noted as begun costs its worker the lease",
+        "gateway/workers/beats",
+        "            if len(held) == 1:\n",
+        "            if len(held) == 1:\n                raise\n            if False:\n",
+        tests=_LISTS,
     ),
     python(
         "a worker gets more than its free slots",
@@ -76,11 +90,11 @@ BUGS = (
         tests=_FAULTS,
     ),
     python(
-        "what no list has is given back although it was not seen before those",
-        "gateway/workers/watch",
-        "            if seen_at + MARGIN_S < first_at\n",
-        "            if True\n",
-        tests=_FAULTS,
+        "an old list that comes late counts",
+        "gateway/workers/workers",
+        "        if claim_id >= self.claim_id:",
+        "        if True:",
+        tests=_LISTS,
     ),
     python(
         "an occurrence that was claimed elsewhere is followed by none",
@@ -160,11 +174,11 @@ BUGS = (
         tests=_DAEMON,
     ),
     python(
-        "a remote daemon runs what an old answer brings",
+        "a claim of a remote daemon whose answer was lost is under way for ever",
         "remote/store",
-        "        if claims and is_late:",
-        "        if False:",
-        tests=_DAEMON,
+        "            self.held.end_claim(claim_id)\n",
+        "            pass\n",
+        tests="tests/http/test_remote_claims.py",
     ),
     python(
         "a broken connection of a request is dropped twice",

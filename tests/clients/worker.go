@@ -37,8 +37,6 @@ type told struct {
 	Cancel      []string   `json:"cancel"`
 	Gone        []string   `json:"gone"`
 	Assignments []assigned `json:"assignments"`
-	WaitedS     float64    `json:"waited_s"`
-	ValidS      float64    `json:"valid_s"`
 }
 
 // errPermanent is returned by a handler: a retry would not help.
@@ -63,6 +61,8 @@ type worker struct {
 	renewedAt time.Time // when the last beat that was answered was sent; Go counts it by the monotonic clock
 	state     string
 	stopping  bool
+	claims    int                // how many were sent: the number of the last one
+	read      int                // the last one whose answer was read, or given up
 	held      map[string]*run    // what it holds, each until its settle was answered
 	claiming  context.CancelFunc // ends the long poll
 	freed     chan struct{}
@@ -141,6 +141,9 @@ func (w *worker) beatForEver() {
 		}
 		late := time.Since(w.renewedAt) > w.lease-w.margin
 		path, body := fmt.Sprintf("/v1/workers/%d/beat", w.id), map[string]any{"assignments": list}
+		if w.read > 0 {
+			body["claim_id"] = w.read
+		}
 		w.mu.Unlock()
 		if late {
 			w.abandonAll()
@@ -254,17 +257,6 @@ func (w *worker) settle(assignment, how string, body any) {
 	}
 }
 
-// giveBack releases what must not be run.
-func (w *worker) giveBack(assignment string) {
-	w.mu.Lock()
-	w.held[assignment] = &run{stop: func() {}}
-	w.mu.Unlock()
-	w.settle(assignment, "release", map[string]any{})
-	w.mu.Lock()
-	delete(w.held, assignment)
-	w.mu.Unlock()
-}
-
 func (w *worker) holds(assignment string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -275,6 +267,12 @@ func (w *worker) isStopping() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.stopping
+}
+
+func (w *worker) leased() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Since(w.renewedAt) < w.lease-w.margin
 }
 
 func (w *worker) wait(limit time.Duration) {
@@ -292,27 +290,31 @@ func (w *worker) work() {
 		free, ready := w.slots-len(w.held), w.state == "run" && time.Since(w.renewedAt) < w.lease-w.margin
 		ctx, cancel := context.WithCancel(context.Background())
 		w.claiming = cancel
-		body := map[string]any{"worker": w.id, "queues": []string{w.queue}, "max": free, "wait_s": 20}
-		w.mu.Unlock()
 		if free == 0 || !ready {
+			w.mu.Unlock()
 			cancel()
 			w.wait(time.Second)
 			continue
 		}
+		w.claims++
+		body := map[string]any{"worker": w.id, "queues": []string{w.queue}, "claim_id": w.claims, "max": free, "wait_s": 20}
+		w.mu.Unlock()
 		var answer told
-		sentAt := time.Now()
 		status := w.call(ctx, 40*time.Second, "POST", "/v1/claims", body, &answer)
 		cancel()
 		if status == 200 {
-			tooOld := time.Since(sentAt).Seconds() > answer.WaitedS+answer.ValidS // they may be others' by now
-			for _, each := range answer.Assignments {
-				if tooOld {
-					go w.giveBack(each.Assignment)
-				} else {
+			if w.leased() { // else they are in no list, and go back
+				for _, each := range answer.Assignments {
 					w.start(each)
 				}
 			}
 			w.obey(answer)
+		}
+		w.mu.Lock()
+		w.read = w.claims
+		w.mu.Unlock()
+		if status == 200 {
+			continue
 		} else if !w.isStopping() {
 			time.Sleep(500 * time.Millisecond) // 410: the next beat registers again
 		}

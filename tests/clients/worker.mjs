@@ -45,6 +45,8 @@ let secret = "";
 let renewedAt = -Infinity; // when the last beat that was answered was sent; performance.now() is not set by anybody
 let state = "run";
 let stopping = false;
+let claims = 0; // how many were sent: the number of the last one
+let read = 0; // the last one whose answer was read, or given up
 /** What this worker holds, each until its settle was answered. @type {Map<string, AbortController>} */
 const held = new Map();
 let claiming = new AbortController(); // of the long poll, which a signal ends
@@ -103,7 +105,8 @@ async function beatForEver() {
     await sleep(leaseMs / 6);
     if (performance.now() - renewedAt > leaseMs - marginMs) abandonAll();
     const sentAt = performance.now();
-    const body = { assignments: [...held.keys()], state: stopping ? "stopping" : "running" };
+    const said = stopping ? "stopping" : "running";
+    const body = { assignments: [...held.keys()], claim_id: read || null, state: said };
     const { status, value } = await call("POST", `/v1/workers/${worker}/beat`, body, leaseMs / 4);
     if (status === 200) {
       renewedAt = sentAt;
@@ -165,13 +168,6 @@ async function settle(assignment, how, body) {
   }
 }
 
-/** @param {Assignment} assigned */
-async function giveBack({ assignment }) {
-  held.set(assignment, new AbortController());
-  await settle(assignment, "release", {});
-  held.delete(assignment);
-}
-
 function stop() {
   stopping = true;
   claiming.abort();
@@ -195,14 +191,15 @@ async function work() {
       continue;
     }
     claiming = new AbortController();
-    const body = { worker, queues: [queue], max: slots - held.size, wait_s: 20 };
-    const sentAt = performance.now();
+    const body = { worker, queues: [queue], claim_id: ++claims, max: slots - held.size, wait_s: 20 };
     const { status, value } = await call("POST", "/v1/claims", body, 40_000, claiming.signal);
     if (status === 200) {
-      const tooOld = performance.now() - sentAt > (value.waited_s + value.valid_s) * 1000; // they may be others' by now
-      for (const assigned of value.assignments) tooOld ? giveBack(assigned) : run(assigned);
+      const leased = performance.now() - renewedAt < leaseMs - marginMs; // else they are in no list, and go back
+      if (leased) for (const assigned of value.assignments) run(assigned);
+      read = claims;
       obey({ ...value, gone: [] });
     } else if (!stopping) {
+      read = claims;
       await sleep(500); // 410: the next beat registers again
     }
   }

@@ -3,7 +3,7 @@
 #
 #   PGWORKD_URL=http://127.0.0.1:8080 PGWORKD_TOKEN=pgw_... PGWORKD_QUEUE=demo ./worker.sh
 set -u
-lease_s=${PGWORKD_LEASE_S:-30} worker='' secret='' child='' assignment='' renewed=0 stopping='' dir=$(mktemp -d)
+lease_s=${PGWORKD_LEASE_S:-30} worker='' secret='' child='' assignment='' renewed=0 stopping='' claims=0 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 trap 'stopping=1; [ -z "$asking" ] || kill "$asking" 2>/dev/null' TERM INT
 asking=''
@@ -43,12 +43,13 @@ register() {
     done
 }
 
-# beat: renews the lease. The list tells what it holds; what was claimed for it and is not listed twice is given back.
+# beat: renews the lease. What the claims up to this number took, and the list does not have, is taken back.
 beat() {
     local sent
     sent=$(now)
     call 5 POST "/v1/workers/$worker/beat" "$(jq -nc --arg held "$assignment" \
-        '{assignments: [$held | select(. != "")]}')"
+        --argjson claims "$claims" \
+        '{assignments: [$held | select(. != "")], claim_id: (if $claims > 0 then $claims else null end)}')"
     case $status in
     200)
         renewed=$sent
@@ -131,23 +132,17 @@ work() {
             beat
             continue
         fi
-        local sent
-        sent=$(now)
+        claims=$((claims + 1))
         call $((lease_s / 4 + 10)) POST /v1/claims "$(jq -nc --argjson worker "$worker" --arg queue "$PGWORKD_QUEUE" \
-            --argjson wait "$((lease_s / 4))" '{worker: $worker, queues: [$queue], max: 1, wait_s: $wait}')"
+            --argjson wait "$((lease_s / 4))" --argjson claim "$claims" \
+            '{worker: $worker, queues: [$queue], claim_id: $claim, max: 1, wait_s: $wait}')"
         case $status in
         200)
             cp "$dir/answer" "$dir/claimed"
             assignment=$(jq -r '.assignments[0].assignment // ""' "$dir/claimed")
             state=$(jq -r .state "$dir/claimed")
             if [ -n "$assignment" ]; then
-                # Of an old answer nothing is run: others may have its jobs by now.
-                if [ $(($(now) - sent)) -gt "$(jq '.waited_s + .valid_s | floor' "$dir/claimed")" ]; then
-                    settle release '{}'
-                    assignment=''
-                else
-                    run
-                fi
+                run
             fi
             beat
             ;;

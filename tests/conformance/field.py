@@ -106,9 +106,9 @@ class Field:
         path = self.directory / name
         return path.read_text().count("\n") if path.exists() else 0
 
-    async def tick(self, seconds: float, name: str = "ticks") -> Any:
+    async def tick(self, seconds: float, name: str = "ticks", **more: Any) -> Any:
         """Inserts a job that ticks, and returns its id when it runs."""
-        job = await self.insert("tick", {"file": str(self.directory / name), "seconds": seconds})
+        job = await self.insert("tick", {"file": str(self.directory / name), "seconds": seconds}, **more)
         await self.until(lambda: self.ticks(name) > 0, 20, "the job ticks")
         return job
 

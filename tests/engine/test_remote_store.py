@@ -166,7 +166,7 @@ async def test_what_workers_run_is_counted_by_queue(store: RemoteStore, db: Db) 
     ids = await insert(db, 3)
     await _claimed(store, ClaimWaiter(a, 2), ClaimWaiter(b, 1))
     found = await store.attempts_of([a, b])
-    assert sorted(found) == sorted((w, i, 1, "q") for w, i in zip((a, a, b), ids, strict=True))
+    assert sorted(found) == sorted((w, i, 1, "q", None) for w, i in zip((a, a, b), ids, strict=True))
     for worker, slots in ((a, {"q": 2, "other": 1}), (b, {"q": 7})):
         await store.set_slots(worker, slots)
     slots_of, running = await store.work_of([a, b])

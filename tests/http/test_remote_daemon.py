@@ -16,7 +16,6 @@ import pytest
 
 from pgworkd import App, Job, RetryAfter
 from pgworkd.core import events
-from pgworkd.remote.client import GatewayClient
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 from tests.kits.remote_daemon import remote_daemons
 
@@ -183,32 +182,6 @@ async def test_what_is_not_its_own_any_more_is_stopped_and_not_settled(dsn: str,
         await db.execute("UPDATE pgworkd.jobs SET run_at = pgworkd.clock() WHERE true")
         await until(waits_for_status(db, job_id, "completed"))
     assert await db.fetchval("SELECT attempts FROM pgworkd.finished_jobs") == 2
-
-
-async def test_an_answer_that_arrives_too_late_is_not_run(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network holds up the answer to a claim, and not the beats: the gateway gives the job to others meanwhile."""
-    app, ran, held_up = App(), list[int](), list[int]()
-    call = GatewayClient.call
-
-    async def called(self: GatewayClient, method: str, path: str, *args: Any, **more: Any) -> Any:
-        answer = await call(self, method, path, *args, **more)
-        if path == "/v1/claims" and answer["assignments"] and not held_up:
-            held_up.extend(each["job"]["attempt"] for each in answer["assignments"])
-            await anyio.sleep(4)
-        return answer
-
-    @app.handler("q")
-    async def handle(job: Job) -> None:
-        ran.append(job.attempt)
-
-    monkeypatch.setattr(GatewayClient, "call", called)
-    async with running(app, dsn, heartbeat_s=0.2) as (_, seen):
-        job_id = await insert(db, "q")
-        await until(lambda: held_up)
-        await until(lambda: db.fetchval("SELECT attempts = 2 FROM pgworkd.all_jobs WHERE id = $1", job_id))
-        await seen.wait(events.JOB_COMPLETED)
-    assert held_up == [1]
-    assert ran == [2]
 
 
 async def test_a_locked_job_is_settled_when_it_is_free_and_holds_up_no_other(dsn: str, db: Db) -> None:

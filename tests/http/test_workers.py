@@ -158,24 +158,6 @@ async def test_a_cancel_is_told_in_a_held_claim_and_in_a_beat(dsn: str, db: Db) 
         assert (await worker.beat())["cancel"] == []
 
 
-async def test_what_is_missing_in_two_lists_is_given_back(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.2)
-    monkeypatch.setattr("pgworkd.gateway.workers.watch.MARGIN_S", 0.0)
-    kept, lost = await insert(db, 2)
-    async with calling(dsn, workers=True) as call:
-        worker = await registered(call)
-        got = {each["job"]["id"]: each for each in await worker.claim(most=2)}
-        await worker.beat(got[str(kept)])
-        assert await status(db, lost) == "running"
-        async with asyncio.timeout(20):
-            while await status(db, lost) == "running":
-                await worker.beat(got[str(kept)])
-        assert await db.fetchval("SELECT failures FROM pgworkd.jobs WHERE id = $1", lost) == 0
-        assert await status(db, kept) == "running"
-        answer = await worker.beat(*got.values())
-        assert answer["gone"] == [got[str(lost)]["assignment"]]
-
-
 async def test_a_lost_worker_is_told_so(dsn: str, db: Db) -> None:
     async with calling(dsn, workers=True) as call:
         worker = await registered(call)

@@ -9,13 +9,12 @@ import sys
 
 from pgworkd.cli.main import main
 from pgworkd.engine.life.maintenance import Periods
-from pgworkd.gateway.workers import beats, claims, service, watch
+from pgworkd.gateway.workers import beats, service, watch
 
 
 def hurry() -> None:
     """Shortens all periods of this process."""
     beats.PERIOD_S, watch.PERIOD_S = 0.1, 1.0
-    claims.VALID_S, watch.MARGIN_S = 0.8, 1.2
     service.LEASE_S, service.HEARTBEAT_S = 2.0, 0.4
     Periods.__init__.__defaults__ = tuple(  # type: ignore[misc]
         {"rescue_s": 0.1, "expire_s": 0.1}.get(name, default)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from tests.kits.gateway import Caller
@@ -17,6 +18,11 @@ class Worker:
     id: int
     secret: str
     queues: list[str]
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    """Of its claims; the same of one worker at several gateways."""
+    open: set[int] = field(default_factory=set)
+    """The claims that are under way."""
+    read: set[int] = field(default_factory=set)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -30,13 +36,21 @@ class Worker:
 
     async def claimed(self, most: int = 1, wait_s: float = 0, **more: Any) -> dict[str, Any]:
         """The whole answer to a claim."""
-        body = {"worker": self.id, "queues": self.queues, "max": most, "wait_s": wait_s} | more
-        found: dict[str, Any] = await self.call.ok("POST", "/v1/claims", body, headers=self.headers)
+        number = next(self.numbers)
+        body = {"worker": self.id, "queues": self.queues, "claim_id": number, "max": most, "wait_s": wait_s} | more
+        self.open.add(number)
+        try:
+            found: dict[str, Any] = await self.call.ok("POST", "/v1/claims", body, headers=self.headers)
+        finally:
+            self.open.remove(number)
+            self.read.add(number)
         return found
 
     async def beat(self, *assignments: Mapping[str, Any], listed: bool = True, **more: Any) -> dict[str, Any]:
         """The answer to a beat that lists these assignments."""
-        body = {"assignments": [each["assignment"] for each in assignments]} if listed else {}
+        done = min(self.open, default=max(self.read, default=0) + 1) - 1
+        body: dict[str, Any] = {"assignments": [each["assignment"] for each in assignments]} if listed else {}
+        body |= {"claim_id": done or None}
         path = f"/v1/workers/{self.id}/beat"
         found: dict[str, Any] = await self.call.ok("POST", path, body | more, headers=self.headers)
         return found

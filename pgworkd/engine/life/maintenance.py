@@ -251,9 +251,13 @@ class Maintenance:
                 self._tallies.failed_for(job.queue, job.kind, job.status)
                 self._report(events.JOB_LEASE_PASSED, job, error=job.error)
             else:
-                self._tallies.taken_back(job.queue, job.kind, job.status)
-                self._report(events.JOB_LOST, job)
+                self.report_lost(job)
         return 0.0 if rescued else self._periods.rescue_s  # a step may be short because rejected rows were passed over
+
+    def report_lost(self, job: Rescued) -> None:
+        """Counts and reports a job that was taken back from its worker."""
+        self._tallies.taken_back(job.queue, job.kind, job.status)
+        self._report(events.JOB_LOST, job)
 
     def _report(self, event: str, job: Rescued, **more: str) -> None:
         self._events.emit(event, **job.facts(), worker=job.worker, worker_id=job.worker_id, status=job.status, **more)

@@ -32,7 +32,7 @@ WORKERS_MAX = 2_000
 class Report(NamedTuple):
     """What a worker says in a beat. `state`: running or stopping.
 
-    `held`: what it says that it runs; `progress`: of attempts, from 0 to 1, and a text.
+    `held`: what it says that it holds; `progress`: of attempts, from 0 to 1, and a text.
     """
 
     held: Sequence[Fence] = ()
@@ -169,6 +169,7 @@ class Beats:
         # Apart, as it reads the jobs: whoever locks their table must not hold up the leases.
         busy = [worker_id for worker_id in asked if any(beat.may_run for beat in batch[worker_id])]
         news = await self._store.news(busy, list(dict.fromkeys(held))) if busy else News([], [])
+        await self._note_begun([beat for worker_id in asked for beat in batch[worker_id] if beat.report.held])
         gone = {(job_id, attempt) for _, job_id, attempt in news.gone}
         self._workers.apply(news, asked)
         progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]
@@ -182,6 +183,25 @@ class Beats:
             for beat in batch[worker_id]:
                 beat.gone = {each.job_id for each in beat.report.held if (each.job_id, each.attempt) in gone}
                 beat.answered.set()
+
+    async def _note_begun(self, beats: Sequence[_Beat]) -> None:
+        """What a worker has listed once, in whatever gateway's sight, has begun."""
+        held = {beat.worker: [each for each in beat.report.held if each.worker_id == beat.worker.id] for beat in beats}
+        new = [each for worker, own in held.items() for each in own if each[:2] not in worker.begun]
+        failed = await self._list_held(new) if new else set()
+        for worker, own in held.items():
+            worker.begun = {each[:2] for each in own if each.job_id not in failed}
+
+    async def _list_held(self, held: Sequence[Fence]) -> set[UUID]:
+        """Those that are locked, or that something refuses to have changed: their worker's next beat tries again."""
+        try:
+            return await self._store.list_held(held)
+        except DatabaseError as error:
+            if len(held) == 1:
+                self._outage.failed(error)
+                return {held[0].job_id}
+            half = len(held) // 2
+            return await self._list_held(held[:half]) | await self._list_held(held[half:])
 
     def _again(self, beats: Sequence[_Beat]) -> None:
         for beat in beats:

@@ -23,8 +23,6 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 KEPT_CHARS = 500
 """Larger payloads are not kept while their jobs run: each claim costs more than they then."""
-VALID_S = 4.0
-"""Whoever reads an answer later than this after it was written must not run what it brings: see `watch`."""
 NOW_S = 30.0
 """A request that does not wait for jobs is answered after this time at the latest."""
 
@@ -62,6 +60,7 @@ class RemoteClaims:
         wait_s: float,
         lease_s: float | None = None,
         budgets: Budgets = (),
+        claim_id: int | None = None,
     ) -> list[Assigned]:
         """Up to `most` jobs of the first queue that has any; waits for one, for `wait_s` at most.
 
@@ -69,7 +68,7 @@ class RemoteClaims:
         Whoever cancels the call gets nothing, and what was claimed for it is given back. Raises WorkerLost, or the
         database's errors: then nothing is claimed, as far as is known.
         """
-        waiter = Waiter(worker, most, lease_s, waits=wait_s > 0, budgets=budgets)
+        waiter = Waiter(worker, most, lease_s, waits=wait_s > 0, budgets=budgets, claim_id=claim_id)
         worker.on_news.add(waiter.answered.set)
         try:
             if not any(worker.free(queue) for queue in queues):
@@ -85,23 +84,18 @@ class RemoteClaims:
             if worker.is_lost and not waiter.given:
                 raise WorkerLost(f"worker {worker.id} is presumed dead, or has signed off")
             taken, waiter.given = waiter.given, []
-            return await self._prepared(worker, taken)
+            return await self._prepared(taken)
         finally:
             waiter.is_gone = True
             waiter.leave()
             worker.on_news.discard(waiter.answered.set)
-            self.give_back(worker, [each.held for each in waiter.given])
+            self.give_back([each.held for each in waiter.given])
 
-    def answered(self, worker: RemoteWorker, assigned: Sequence[Assigned]) -> None:
-        """The worker has them, as far as is known here."""
-        worker.unanswered.difference_update(each.claimed.id for each in assigned)
-
-    def give_back(self, worker: RemoteWorker, held: Sequence[Fence]) -> None:
+    def give_back(self, held: Sequence[Fence]) -> None:
         """Releases, without a failure, what could not be handed over."""
-        worker.unanswered.difference_update(each.job_id for each in held)
         self._settles.release(held)
 
-    async def _prepared(self, worker: RemoteWorker, given: list[Given]) -> list[Assigned]:
+    async def _prepared(self, given: list[Given]) -> list[Assigned]:
         """Reads large payloads, and leaves out occurrences that were missed."""
         left = {each.held.job_id: each for each in given}
         try:
@@ -112,14 +106,14 @@ class RemoteClaims:
                     del left[each.held.job_id]
             await self._read(left)
         except BaseException:
-            self.give_back(worker, [each.held for each in left.values()])
+            self.give_back([each.held for each in left.values()])
             raise
         found, size = list[Assigned](), 0
         for attempt, held in left.values():
             claimed = attempt.claimed
             size += len(claimed.payload or "")
             if claimed.payload is None or (found and size > ANSWER_BYTES_MAX):
-                self.give_back(worker, [held])
+                self.give_back([held])
                 continue
             text = sealed(held)
             self._workers.remember(text, held)

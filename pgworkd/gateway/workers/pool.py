@@ -48,11 +48,21 @@ class Waiter:
     """One request that waits for jobs, in the pools of its queues."""
 
     def __init__(
-        self, worker: RemoteWorker, most: int, lease_s: float | None, *, waits: bool, budgets: Budgets = ()
+        self,
+        worker: RemoteWorker,
+        most: int,
+        lease_s: float | None,
+        *,
+        waits: bool,
+        budgets: Budgets = (),
+        claim_id: int | None = None,
     ) -> None:
-        """`lease_s`: of each attempt, None: they are leased with the worker; `waits` False: only what is due now."""
+        """`lease_s`: of each attempt, None: they are leased with the worker; `waits` False: only what is due now.
+
+        `claim_id`: the worker's number for this claim.
+        """
         self.worker, self.most, self.lease_s, self._waits = worker, most, lease_s, waits
-        self.budgets = budgets
+        self.budgets, self.claim_id = budgets, claim_id
         self.pool: RemotePool | None = None
         """The pool that claims for it now."""
         self.given: list[Given] = []
@@ -218,7 +228,7 @@ class RemotePool(ClaimLoop):
         chosen = self._next()
         if not chosen or self.paused or self.closed or not self._worker.may_claim:
             return None
-        wanted = [remote_store.ClaimWaiter(waiter.worker.id, most, waiter.lease_s) for waiter, most in chosen]
+        wanted = [remote_store.ClaimWaiter(w.worker.id, most, w.lease_s, w.claim_id) for w, most in chosen]
         limit, self._may_find = sum(each.limit for each in wanted), False
         start, keyed, sent_at, notified_ago_s = self._leave()
         kinds, budgets = zip(*chosen[0][0].budgets, strict=True) if chosen[0][0].budgets else ((), ())
@@ -272,7 +282,6 @@ class RemotePool(ClaimLoop):
             now = anyio.current_time()
             for attempt, _ in given:
                 attempt.started = now
-                waiter.worker.unanswered.add(attempt.claimed.id)
                 if waiter.lease_s is None:
                     waiter.worker.held[attempt.claimed.id] = attempt
             waiter.given = given

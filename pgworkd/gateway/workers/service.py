@@ -69,7 +69,8 @@ class RemoteService:
         recurring = self._member.recurring
         self.settles = Settles(self.remote, self.workers, recurring, self.tallies, self._settled)
         self.beats = Beats(self.remote, self.workers, events_)
-        self._watch = Watch(self.remote, self.workers, self.settles, events_, on_free=self._freed)
+        on_lost = self._member.maintenance.report_lost
+        self._watch = Watch(self.remote, self.workers, events_, on_free=self._freed, on_lost=on_lost)
         self.claims = RemoteClaims(self._store, self.remote, self.workers, self.settles, self._pool, recurring.missed)
         self._tasks: TaskGroup | None = None
         self._stop = anyio.Event()

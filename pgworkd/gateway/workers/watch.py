@@ -1,17 +1,15 @@
 """Compares, every few seconds, what workers say that they run with what the database says, and takes over their slots.
 
 The answer to a claim may be lost with its connection, or with the gateway that was to give it: the worker does not know
-of that attempt, and renews the lease that protects it. Workers therefore list what they hold in their beats; an attempt
-that is missing in two lists, both of them later than it was first seen here, is released. (How old it is by the clock
-of the database says nothing: that may have been set forward.) The answer may also arrive late, after that: so it
-says for how long it is valid (VALID_S), which is less than the time that has to pass before a list counts.
+of that attempt, and renews the lease that protects it. So a worker numbers its claims, and lists in each beat what it
+holds, with the number up to which it has read or given up the answers. An attempt of such a claim that is not in the
+list is taken back: uncounted if it was never listed, as a loss if it was. No clock takes part in this.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from uuid import UUID
 
 import anyio
 
@@ -19,22 +17,15 @@ from pgworkd.core import events
 from pgworkd.core.events import Events
 from pgworkd.core.fence import Fence
 from pgworkd.database.reconnect import Outage
-from pgworkd.database.remote_store import RemoteStore
+from pgworkd.database.remote_store import RemoteStore, RunningAttempt
+from pgworkd.database.store import Rescued
 from pgworkd.errors import PgworkdError
-from pgworkd.gateway.workers.claims import VALID_S
-from pgworkd.gateway.workers.settles import Settles
-from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.workers import RemoteWorkers
 
 PERIOD_S = 5.0
 RECOUNT_PERIOD_S = 1.0
 COST_SHARE, PAUSE_S_MAX = 0.002, 600.0
 """Maximum share of the time: while vacuum is held back, a search reads the entries of all that these workers ran."""
-MARGIN_S = VALID_S + 1.0
-"""An attempt must have been seen here this long before a list to be expected in it."""
-
-
-_Row = tuple[int, UUID, int, str]
-"""Of `RemoteStore.attempts_of`."""
 
 
 class Watch:
@@ -44,13 +35,16 @@ class Watch:
         self,
         store: RemoteStore,
         workers: RemoteWorkers,
-        settles: Settles,
         events_: Events,
         on_free: Callable[[Collection[str]], None],
+        on_lost: Callable[[Rescued], None],
     ) -> None:
-        """`on_free`: workers have slots of these queues again, whose jobs were settled through other gateways."""
-        self._store, self._workers, self._settles, self._events = store, workers, settles, events_
-        self._on_free = on_free
+        """`on_free`: workers have slots of these queues again, whose jobs were settled through other gateways.
+
+        `on_lost` gets each job on which a loss was counted.
+        """
+        self._store, self._workers, self._events = store, workers, events_
+        self._on_free, self._on_lost = on_free, on_lost
         self._outage = Outage("watch", events_)
         self._took_s = 0.0
 
@@ -98,33 +92,30 @@ class Watch:
             took_s = anyio.current_time() - began
             self._took_s = min(took_s, self._took_s * 2 + PERIOD_S * COST_SHARE)
             by_worker = _by_worker(rows)
+            dropped = list[Fence]()
             for worker in known:
                 if worker.slots is slots_before[worker.id]:  # else they have just been set here
                     worker.slots = slots.get(worker.id, worker.slots)
                 self._workers.compare(worker, by_worker[worker.id], began)
-                self._release_orphans(worker, by_worker[worker.id])
+                dropped += worker.not_listed(by_worker[worker.id])
+            if dropped:
+                await self._take_back(dropped)
 
-    def _release_orphans(self, worker: RemoteWorker, rows: list[_Row]) -> None:
-        now, before = anyio.current_time(), worker.seen
-        worker.seen = {(job_id, attempt): before.get((job_id, attempt), now) for _, job_id, attempt, _ in rows}
-        if len(worker.lists) < 2:  # its two lists
+    async def _take_back(self, dropped: Sequence[Fence]) -> None:
+        try:
+            taken = await self._store.take_back(dropped)
+        except PgworkdError as error:
+            await anyio.sleep(self._outage.failed(error))
             return
-        (first_at, first), (_, second) = worker.lists
-        orphans = [
-            Fence(job_id, attempt, worker.id, worker.id.token)
-            for (job_id, attempt), seen_at in worker.seen.items()
-            if seen_at + MARGIN_S < first_at
-            and (job_id, attempt) not in first
-            and (job_id, attempt) not in second
-            and job_id not in worker.unanswered
-        ]
-        if orphans:
-            self._settles.release(orphans)
-            self._events.emit(events.ORPHANS_RELEASED, count=len(orphans))
+        if given_back := sum(job.status == "pending" for job in taken):
+            self._events.emit(events.ORPHANS_RELEASED, count=given_back)
+        for job in taken:
+            if job.status != "pending":
+                self._on_lost(job)
 
 
-def _by_worker(rows: Sequence[_Row]) -> defaultdict[int, list[_Row]]:
-    found: defaultdict[int, list[_Row]] = defaultdict(list)
+def _by_worker(rows: Sequence[RunningAttempt]) -> defaultdict[int, list[RunningAttempt]]:
+    found: defaultdict[int, list[RunningAttempt]] = defaultdict(list)
     for row in rows:
-        found[row[0]].append(row)
+        found[row.worker_id].append(row)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from uuid import UUID, uuid4
 
@@ -18,7 +18,7 @@ from pgworkd.core.assignment import is_sealed, parsed
 from pgworkd.core.fence import Fence
 from pgworkd.core.registration import Registration
 from pgworkd.database.endpoint_store import PUSH_WORKER
-from pgworkd.database.remote_store import ASSIGNMENTS, News, RemoteStore
+from pgworkd.database.remote_store import ASSIGNMENTS, News, RemoteStore, RunningAttempt
 from pgworkd.database.remote_store import StoredWorker as Stored
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import LeaseLost, UsageError, WorkerLost
@@ -49,14 +49,14 @@ class RemoteWorker:
         """Attempts that it runs, and claimed through other gateways, each with its queue."""
         self.reserved: Counter[str] = Counter()
         """By queue: slots for which a claim is under way."""
-        self.unanswered: set[UUID] = set()
-        """Attempts whose claim has not been answered completely."""
         self.cancels: dict[UUID, int] = {}
         """Attempts that are to be cancelled, by job."""
-        self.lists: deque[tuple[float, frozenset[tuple[UUID, int]]]] = deque(maxlen=2)
-        """The last two complete lists of what it holds, each with when it came."""
-        self.seen: dict[tuple[UUID, int], float] = {}
-        """What it runs by the last look at the database, each with when it was first seen there."""
+        self.listed: frozenset[tuple[UUID, int]] = frozenset()
+        """All that it holds, by its last list."""
+        self.claim_id = 0
+        """The last of its claims whose answer it had read or given up when it sent that list, as all before it."""
+        self.begun: set[tuple[UUID, int]] = set()
+        """Those that it holds, and that the database knows to have begun."""
         self.heard_at = anyio.current_time()
         self.recounted_at = -RECOUNT_S
         self.is_lost = False
@@ -87,9 +87,20 @@ class RemoteWorker:
         self._told = self._news()
         return self.requested or "run", dict(self.cancels)
 
-    def list_held(self, held: frozenset[tuple[UUID, int]], at: float) -> None:
-        """Notes what it says that it holds, all of it, and when that came."""
-        self.lists.append((at, held))
+    def list_held(self, held: frozenset[tuple[UUID, int]], claim_id: int) -> None:
+        """Notes what it says that it holds, all of it; an older list that comes late says nothing."""
+        if claim_id >= self.claim_id:
+            self.claim_id, self.listed = claim_id, held
+
+    def not_listed(self, rows: Iterable[RunningAttempt]) -> list[Fence]:
+        """Those of these attempts that it would have listed if it held them."""
+        return [
+            Fence(row.job_id, row.attempt, self.id, self.id.token)
+            for row in rows
+            if row.claim_id is not None
+            and row.claim_id <= self.claim_id
+            and (row.job_id, row.attempt) not in self.listed
+        ]
 
     def learn(self, requested: str | None, cancels: Mapping[UUID, int]) -> None:
         """Stores what it is to do."""
@@ -256,13 +267,13 @@ class RemoteWorkers:
             await self.refresh(worker)
             self.compare(worker, await self._store.attempts_of([worker.id]), now)
 
-    def compare(self, worker: RemoteWorker, rows: list[tuple[int, UUID, int, str]], asked_at: float) -> None:
-        """Takes over what the database says that the worker runs: (worker, id, attempt, queue)."""
-        running = {(row[1], row[2]) for row in rows}
+    def compare(self, worker: RemoteWorker, rows: list[RunningAttempt], asked_at: float) -> None:
+        """Takes over what the database says that the worker runs."""
+        running = {(row.job_id, row.attempt) for row in rows}
         for job_id, attempt in list(worker.held.items()):
             if (job_id, attempt.claimed.attempt) not in running and (attempt.started or 0.0) < asked_at:
                 del worker.held[job_id]
-        worker.elsewhere = {row[1]: (row[2], row[3]) for row in rows if row[1] not in worker.held}
+        worker.elsewhere = {row.job_id: (row.attempt, row.queue) for row in rows if row.job_id not in worker.held}
 
     def apply(self, news: News, asked: Mapping[int, str | None]) -> None:
         """Takes over what concerns these workers; `asked`: what operators ask of each."""

@@ -67,7 +67,7 @@ async def contents(db: Db) -> dict[str, list[Any]]:
 
 _ADDED = {
     *(("workers", name) for name in ("kind", "requested", "rules")),
-    *(("jobs", name) for name in ("lease_s", "begun")),
+    *(("jobs", name) for name in ("lease_s", "begun", "claim_id", "listed")),
     ("queues", "endpoint"),
 }
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}

@@ -21,6 +21,7 @@ SETTLES_MAX = 1_000
 """Settles of one call."""
 LISTED_MAX = 10_000
 """Assignments in one beat."""
+ClaimId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ASSIGNMENT_CHARS_MAX = 200
 LEASE_S_MIN, LEASE_S_MAX = 10, 3600
 """Of a worker. Leases are judged every few seconds: a shorter one would only promise more than it keeps."""
@@ -73,6 +74,9 @@ class ClaimIn(Model):
 
     worker: WorkerId
     queues: list[Name] = Field(min_length=1, max_length=QUEUES_MAX)
+    claim_id: ClaimId | None = Field(
+        None, description="The worker's number for this claim, which rises with each; beats refer to it"
+    )
     max: Annotated[int, Field(ge=1, le=CLAIM_MAX)] = Field(1, description="Jobs, and no more than it has free slots")
     wait_s: Annotated[float, Field(ge=0, le=60)] = Field(0, description="Seconds to wait for a job")
     lease: Literal["worker", "job"] = Field(
@@ -113,17 +117,11 @@ class AssignmentOut(Answer):
 
 
 class Claimed(Answer):
-    """What the worker is given, and what it is to do; `cancel`: assignments to stop.
-
-    `waited_s`: from the arrival of the request to this answer. One that is read more than `waited_s` + `valid_s` after
-    its request was sent is too old: its assignments may have been given back, so release them, and run none.
-    """
+    """What the worker is given, and what it is to do; `cancel`: assignments to stop."""
 
     assignments: list[AssignmentOut]
     state: State
     cancel: list[str]
-    waited_s: float
-    valid_s: float
 
 
 class ProgressIn(Model):
@@ -140,8 +138,12 @@ class BeatIn(Model):
     assignments: list[AssignmentText] | None = Field(
         None,
         max_length=LISTED_MAX,
-        description="All that it holds, each until its settle was answered. What was claimed for it and is missing "
-        "twice is given back",
+        description="All that it holds, each until its settle was answered",
+    )
+    claim_id: ClaimId | None = Field(
+        None,
+        description="With `assignments`: the last claim whose answer it has read or given up, as all before it. What "
+        "those claims took and the list does not have is taken back",
     )
     progress: list[ProgressIn] = Field(default_factory=list, max_length=SETTLES_MAX)
     state: Literal["running", "stopping"] = "running"

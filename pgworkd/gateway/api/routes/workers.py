@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any
 from uuid import UUID
 
-import anyio
 from fastapi import APIRouter, Header, Path, Request, Response
 
 from pgworkd.core.assignment import sealed
@@ -37,7 +35,6 @@ from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
 from pgworkd.gateway.api.routes.visible import needed_any
-from pgworkd.gateway.workers import claims
 from pgworkd.gateway.workers.beats import Report
 from pgworkd.gateway.workers.claims import Assigned
 from pgworkd.gateway.workers.workers import RemoteWorker
@@ -79,7 +76,7 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
 
     Counts as a beat without a list. Answered early when the worker is to stop something.
     """
-    gateway, came_at = gateway_of(request), time.monotonic()
+    gateway = gateway_of(request)
     for queue in body.queues:
         need(request, "work", queue)
     if (body.lease == "job") != (body.lease_s is not None):
@@ -95,38 +92,35 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
 
     async def wait() -> None:
         nonlocal assigned
-        assigned = await gateway.remote.claims.claim(
-            worker, body.queues, body.max, body.wait_s, body.lease_s, tuple(sorted(body.max_attempts.items()))
-        )
+        budgets = tuple(sorted(body.max_attempts.items()))
+        asked = (body.max, body.wait_s, body.lease_s, budgets, body.claim_id)
+        assigned = await gateway.remote.claims.claim(worker, body.queues, *asked)
 
     await gateway.waited(request, wait)
     state, cancels = worker.tell()
     answer = JsonText(
         f'{{"assignments":[{",".join(map(_shown, assigned))}],"state":{_quoted(state)},'
-        f'"cancel":{to_json(_texts(worker, cancels))},"waited_s":{time.monotonic() - came_at:.3f},'
-        f'"valid_s":{claims.VALID_S}}}'
+        f'"cancel":{to_json(_texts(worker, cancels))}}}'
     )
-    return _Handover(answer, request, gateway, worker, assigned) if assigned else Json(answer)
+    return _Handover(answer, request, gateway, assigned) if assigned else Json(answer)
 
 
 class _Handover(Json):
-    """An answer with assignments: they are given back if the client has hung up before."""
+    """An answer with assignments: they are given back if the client has hung up before.
 
-    def __init__(
-        self, content: Any, request: Request, gateway: Gateway, worker: RemoteWorker, assigned: Sequence[Assigned]
-    ) -> None:
+    Whether it has arrived, only the worker knows: it says so in its beats.
+    """
+
+    def __init__(self, content: Any, request: Request, gateway: Gateway, assigned: Sequence[Assigned]) -> None:
         super().__init__(content)
-        self._request, self._claims, self._worker, self._assigned = request, gateway.remote.claims, worker, assigned
+        self._request, self._claims, self._assigned = request, gateway.remote.claims, assigned
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Starlette's hook."""
-        if self._assigned and await is_gone(self._request):
-            self._claims.give_back(self._worker, [each.held for each in self._assigned])
-            return
-        try:
+        if await is_gone(self._request):
+            self._claims.give_back([each.held for each in self._assigned])
+        else:
             await super().__call__(scope, receive, send)
-        finally:  # whether it has arrived, only the worker knows: it says so in its beats
-            self._claims.answered(self._worker, self._assigned)
 
 
 @router.post("/workers/{worker_id}/beat", response_model=BeatOut, responses=documented(*BODY, "worker-lost"))
@@ -134,7 +128,6 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
     """Renew the lease of a worker, which protects all that it runs; and learn what it is to do."""
     needed_any(request, "work")
     remote = gateway_of(request).remote
-    came_at = anyio.current_time()
     worker = await _worker(gateway_of(request), worker_id, secret)
     named = list(dict.fromkeys([*(body.assignments or ()), *(each.assignment for each in body.progress)]))
     held = await remote.workers.listed(worker, named)
@@ -145,9 +138,8 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
     ]
     worker.says(body.state)
     gone = await remote.beats.beat(worker, Report(list(held.values()), progress, body.state))
-    if body.assignments is not None:
-        listed = [held[text] for text in body.assignments if text in held]
-        worker.list_held(frozenset((each.job_id, each.attempt) for each in listed), came_at)
+    if body.assignments is not None and body.claim_id is not None:
+        worker.list_held(frozenset(held[text][:2] for text in body.assignments if text in held), body.claim_id)
     state, cancels = worker.tell()
     return Json(
         {
