@@ -90,13 +90,6 @@ BUGS = (
         tests=_FAULTS,
     ),
     python(
-        "an old list that comes late counts",
-        "gateway/workers/workers",
-        "        if claim_id >= self.claim_id:",
-        "        if True:",
-        tests=_LISTS,
-    ),
-    python(
         "an occurrence that was claimed elsewhere is followed by none",
         "gateway/workers/settles",
         "        if elsewhere:",

@@ -88,9 +88,8 @@ class RemoteWorker:
         return self.requested or "run", dict(self.cancels)
 
     def list_held(self, held: frozenset[tuple[UUID, int]], claim_id: int) -> None:
-        """Notes what it says that it holds, all of it; an older list that comes late says nothing."""
-        if claim_id >= self.claim_id:
-            self.claim_id, self.listed = claim_id, held
+        """Notes what it says that it holds, all of it. A list that comes late does no harm: it has its own number."""
+        self.claim_id, self.listed = claim_id, held
 
     def not_listed(self, rows: Iterable[RunningAttempt]) -> list[Fence]:
         """Those of these attempts that it would have listed if it held them."""
