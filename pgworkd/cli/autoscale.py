@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pgworkd.cli import listening
-from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, log_notes, settings_of
+from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process import local_sockets, stop_signals
 from pgworkd.settings.file import NAME_CHARS_MAX
@@ -64,7 +62,6 @@ def autoscale(
     _check_command(command or [])
     settings = settings_of(dsn, metrics_listen=metrics_listen)
     log.configure(settings.log_level, settings.log_format)
-    log_notes(settings.notes)
     return int(stop_signals.run(_run, settings, queue, rules, (command or [], dsn), every_s, stop_timeout_s))
 
 
@@ -76,9 +73,8 @@ async def _run(
     every_s: float,
     stop_timeout_s: float,
 ) -> int:
-    import anyio
-
     from pgworkd.admin.admin import Admin
+    from pgworkd.cli.running import run_until_stopped
     from pgworkd.core import log
     from pgworkd.core.events import Events
     from pgworkd.database.reconnect import Outage
@@ -89,42 +85,41 @@ async def _run(
 
     events = Events()
     events.listen(log.listener(settings.log_level))
-    code, problem = 1, None
-    with stop_signals.received() as signals:
-        reports = listening.wanted(settings)
+    reports, own = listening.wanted(settings), local_sockets.new_name()
 
-        own = local_sockets.new_name()
+    def report_to(number: int) -> str:
+        return f"{own}-{number}"
 
-        def report_to(number: int) -> str:
-            return f"{own}-{number}"
-
-        command, dsn = workers
-        environ = os.environ | ({} if dsn is None else {"PGWORKD_DSN": dsn})
-        processes = WorkerProcesses(command, settings.worker_name, environ, report_to if reports else None)
-        outage = Outage("autoscale", events, remind_s=REMIND_S)
-        scaler = Autoscaler(
-            *(Admin(connection_options(settings)), queue, rules, processes, outage),
-            every_s=every_s,
-            stop_timeout_s=stop_timeout_s,
-        )
-        with listening.listening(settings, lambda: _source(scaler, report_to)) if reports else nullcontext():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_obey, signals, scaler)
-                try:
-                    code = await scaler.run()
-                except PgworkdError as error:
-                    problem = error  # raised below: the task group would wrap it
-                tasks.cancel_scope.cancel()
-    if problem is not None:
-        raise hinted(problem, settings)
-    return code
+    command, dsn = workers
+    environ = os.environ | ({} if dsn is None else {"PGWORKD_DSN": dsn})
+    processes = WorkerProcesses(command, settings.worker_name, environ, report_to if reports else None)
+    outage = Outage("autoscale", events, remind_s=REMIND_S)
+    scaler = Autoscaler(
+        Admin(connection_options(settings)),
+        queue,
+        rules,
+        processes,
+        outage,
+        every_s=every_s,
+        stop_timeout_s=stop_timeout_s,
+    )
+    source = (lambda: _source(scaler, report_to)) if reports else None
+    try:
+        return await run_until_stopped(_Scaling(scaler), settings, settings.notes, source=source)
+    except PgworkdError as error:
+        raise hinted(error, settings) from None
 
 
-async def _obey(signals: AsyncIterator[signal.Signals], scaler: Autoscaler) -> None:
-    urgency = 0
-    async for _ in signals:
-        urgency += 1
-        scaler.request_stop(urgency)
+class _Scaling:
+    """The autoscaler, which ends its workers itself."""
+
+    def __init__(self, scaler: Autoscaler) -> None:
+        self.run, self._scaler = scaler.run, scaler
+
+    def stop(self, requests: int) -> float:
+        """As of `Runs`: at request number 3 the workers are killed."""
+        self._scaler.request_stop(requests)
+        return math.inf
 
 
 def _source(scaler: Autoscaler, report_to: Callable[[int], str]) -> Source:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, log_notes, settings_of
+from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, settings_of
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.core.address import listed
 from pgworkd.core.validation import counted
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pgworkd.admin.admin import Admin
     from pgworkd.core.access import TokenText
-    from pgworkd.gateway.api.server import Server
     from pgworkd.settings.config import Settings
 
 tokens = typer.Typer(help="Add, list and revoke the tokens by which programs call the gateway.", no_args_is_help=True)
@@ -66,7 +65,7 @@ def serve(
     more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts}
     settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
-        from pgworkd.gateway.api.server import server
+        import pgworkd.gateway.api.server  # noqa: F401
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     from pgworkd.cli.serve import spare_collector
@@ -79,10 +78,8 @@ def serve(
         _check_open(settings, listener)
         app = _application(settings, listener, requests=debug_http, bodies=debug_bodies)
         log.configure(settings.log_level, settings.log_format, settings.worker_name)
-        log_notes(settings.notes)
         spare_collector()
-        made = server(app, settings.shutdown_s, listed(settings.http_proxies))
-        return int(stop_signals.run(_serve, made, app, listener, backend_options={"use_uvloop": True}))
+        return int(stop_signals.run(_serve, settings, app, listener, backend_options={"use_uvloop": True}))
 
 
 def _application(settings: Settings, listener: socket.socket, *, requests: bool, bodies: bool) -> Any:
@@ -105,50 +102,59 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
     return Application(gateway, log=log_request if requests or bodies else None, log_bodies=bodies)
 
 
-async def _serve(server: Server, app: Any, listener: socket.socket) -> int:
+async def _serve(settings: Settings, app: Any, listener: socket.socket) -> int:
     """Serves until a stop signal; the exit code."""
-    import anyio
+    from pgworkd.cli.running import run_until_stopped
 
-    from pgworkd.core import log
-    from pgworkd.metrics.endpoint import bound
-    from pgworkd.processes.sd_notify import SystemdNotifier
-
-    logger = log.logger()
-    with stop_signals.received() as signals:
-        vitals = _Vitals(server, app)
-        async with anyio.create_task_group() as tasks:
-
-            async def stop() -> None:
-                requests = 0
-                async for _ in signals:
-                    requests += 1
-                    vitals.stop_requested.set()
-                    app.gateway.stop_waiting()
-                    server.request_stop(now=requests > 1)
-
-            async def ready() -> None:
-                while not server.started:
-                    await anyio.sleep(0.01)
-                vitals.ready.set()
-                logger.info("http.listening", address=str(bound(listener)))
-
-            tasks.start_soon(stop)
-            tasks.start_soon(ready)
-            tasks.start_soon(SystemdNotifier().run, vitals)
-            await server.serve([listener])
-            tasks.cancel_scope.cancel()
-    logger.info("http.stopped")
-    return 0
+    return await run_until_stopped(_Gateway(settings, app, listener), settings, settings.notes)
 
 
-class _Vitals:
-    """What systemd is told."""
+class _Gateway:
+    """The server of an application, and what systemd is told of it."""
 
-    def __init__(self, server: Server, app: Any) -> None:
+    def __init__(self, settings: Settings, app: Any, listener: socket.socket) -> None:
         import anyio
 
+        from pgworkd.gateway.api.server import server
+
         self.ready, self.stop_requested = anyio.Event(), anyio.Event()
-        self._server, self._app = server, app
+        self._app, self._listener, self._shutdown_s = app, listener, settings.shutdown_s
+        self._server = server(app, settings.shutdown_s, listed(settings.http_proxies))
+
+    async def run(self) -> int:
+        """As of `Runs`."""
+        import anyio
+
+        from pgworkd.core import log
+        from pgworkd.processes.sd_notify import SystemdNotifier
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell_start)
+            tasks.start_soon(SystemdNotifier().run, self)
+            await self._server.serve([self._listener])
+            tasks.cancel_scope.cancel()
+        log.logger().info("http.stopped")
+        return 0
+
+    async def _tell_start(self) -> None:
+        import anyio
+
+        from pgworkd.core import log
+        from pgworkd.metrics.endpoint import bound
+
+        while not self._server.started:
+            await anyio.sleep(0.01)
+        self.ready.set()
+        log.logger().info("http.listening", address=str(bound(self._listener)))
+
+    def stop(self, requests: int) -> float | None:
+        """As of `Runs`."""
+        if requests > 2:
+            return None
+        self.stop_requested.set()
+        self._app.gateway.stop_waiting()
+        self._server.request_stop(now=requests > 1)
+        return float(self._shutdown_s + self._app.gateway.remote.stop_s)
 
     def healthy(self) -> bool:
         """Always: the loop runs, and a restart would not bring the database back."""

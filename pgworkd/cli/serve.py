@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from pgworkd.cli import listening
-from pgworkd.cli.common import log_notes
 from pgworkd.cli.programs import Program, check_queues, program
+from pgworkd.cli.running import STUCK_S, run_until_stopped
 from pgworkd.core import events, log, traces
 from pgworkd.core.events import Events, Listener
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
@@ -26,7 +22,7 @@ from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.shutdown import FLUSH_GRACE_S
 from pgworkd.engine.run import liveness_pipe
-from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.errors import UsageError
 from pgworkd.options import daemon_options
 from pgworkd.process import forks, output, stop_signals
 from pgworkd.processes.sd_notify import SystemdNotifier
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
 
 RELOADED = ("log_level", "log_format", "queues")
 """The settings that a reload applies to a running daemon; others need a restart."""
-STUCK_S = 5.0
-"""How much longer than its own limits a stop may take before the process is ended."""
 GC_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))  # of Python 3.11 and 3.12, 3.13, 3.14
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 THREADS_S = 0.5
@@ -83,29 +77,13 @@ class _Service:
 
     async def run(self) -> int:
         """Runs it; the exit code. Raises the daemon's errors."""
-        daemon = self._supervisor() if self._settings.processes > 1 else self._daemon()
-        log_notes(self._notes)  # only now: if the start fails, its error shall be the only line
-        code = 1
-        problem: PgworkdError | None = None
-        # Before the first await: a stop signal must be handled while the daemon waits for the database.
-        with stop_signals.received(reloads=True) as signals:
-            if isinstance(daemon, Daemon) and "opentelemetry.metrics" in sys.modules:  # the app has imported it
-                _observe(daemon)
-            with listening.listening(self._settings, lambda: _source(daemon)):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._obey, signals, daemon)
-                    try:
-                        code = await daemon.run()
-                    except PgworkdError as error:
-                        problem = error  # raised below: the task group would wrap it
-                    except asyncio.CancelledError:
-                        problem = PgworkdError("a handler has cancelled all tasks of the process (asyncio.all_tasks)")
-                    tasks.cancel_scope.cancel()
-        if problem is not None:
-            raise problem
-        return code
+        self._daemon = daemon = self._make_supervisor() if self._settings.processes > 1 else self._make_daemon()
+        if isinstance(daemon, Daemon) and "opentelemetry.metrics" in sys.modules:  # the app has imported it
+            _observe(daemon)
+        runs, source = _Runs(daemon), lambda: _source(daemon)
+        return await run_until_stopped(runs, self._settings, self._notes, source=source, reload=self._reload)
 
-    def _daemon(self) -> Daemon:
+    def _make_daemon(self) -> Daemon:
         queues = self._settings.queues or None
         parts = (*self._parts, *_tracing())
         ends = {"end_process": end_process, "kill_timer": KillTimer.made()}
@@ -120,47 +98,31 @@ class _Service:
         self._events.listen(tell, except_for=events.names() - {events.LOOP_BLOCKED, events.LOOP_STUCK})
         return daemon
 
-    def _supervisor(self) -> Supervisor:
+    def _make_supervisor(self) -> Supervisor:
         self._app.slots(self._settings.queues or None)  # invalid settings are reported once, before any daemon starts
         reports = listening.wanted(self._settings)
         return Supervisor(daemon_options(self._settings), self._settings.processes, reports=reports)
 
-    async def _obey(self, signals: AsyncIterator[signal.Signals], daemon: Daemon | Supervisor) -> None:
-        """Stops gracefully at the first signal, at once at the second; ends the process at the third, or if stuck."""
-        requests, patience = 0, math.inf
-        while True:
-            with anyio.CancelScope(deadline=patience):
-                if await anext(signals) is signal.SIGHUP:
-                    self._reload(daemon)
-                    if isinstance(daemon, Supervisor):
-                        daemon.reload()
-                    continue
-                requests += 1
-                if requests <= 2:
-                    daemon.request_stop(now=requests == 2)
-                    patience = anyio.current_time() + _stop_s(daemon.options, now=requests == 2) + STUCK_S
-                    if isinstance(daemon, Supervisor):
-                        patience += STUCK_S  # its daemons have the same limit, and report better what is stuck
-                    continue
-            if isinstance(daemon, Supervisor):
-                daemon.send(signal.SIGKILL)
-            end_process("a third stop signal was received" if requests > 2 else "the stop takes too long")
-
-    def _reload(self, daemon: Daemon | Supervisor) -> None:
+    def _reload(self) -> None:
         try:
             fresh = load(**self._flags)
             check_queues(fresh, self._app)
         except UsageError as error:
             _logger().error("reload.rejected", error=str(error))
-            return
+        else:
+            self._apply(fresh)
+        if isinstance(self._daemon, Supervisor):
+            self._daemon.reload()
+
+    def _apply(self, fresh: Settings) -> None:
         now = self._settings
         changed = [name for name in Settings.model_fields if getattr(fresh, name) != getattr(now, name)]
         applied = {name: getattr(fresh, name) for name in changed if name in RELOADED}
         if applied:
             self._settings = now.model_copy(update=applied)
             self._log_with(self._settings)
-        if "queues" in applied and isinstance(daemon, Daemon):  # a supervisor's daemons reload on their own
-            daemon.serve(fresh.queues or None)
+        if "queues" in applied and isinstance(self._daemon, Daemon):  # a supervisor's daemons reload on their own
+            self._daemon.serve(fresh.queues or None)
         waiting = [name for name in changed if name not in applied]
         _logger().info("settings.reloaded", applied=applied, after_restart=waiting)
 
@@ -172,6 +134,25 @@ class _Service:
             self._events.unlisten(self._listener)
             self._events.listen(fresh, except_for=log.below_level(settings.log_level))
         self._listener = fresh
+
+
+class _Runs:
+    """A daemon, or a supervisor of several, and how long its stop may take."""
+
+    def __init__(self, daemon: Daemon | Supervisor) -> None:
+        self._daemon = daemon
+        self.run = daemon.run
+
+    def stop(self, requests: int) -> float | None:
+        """As of `Runs`."""
+        daemon, supervises = self._daemon, isinstance(self._daemon, Supervisor)
+        if requests > 2:
+            if isinstance(daemon, Supervisor):
+                daemon.send(signal.SIGKILL)
+            return None
+        daemon.request_stop(now=requests == 2)
+        # The daemons of a supervisor have the same limit, and report better what is stuck.
+        return _stop_s(daemon.options, now=requests == 2) + (STUCK_S if supervises else 0.0)
 
 
 def _source(daemon: Daemon | Supervisor) -> Source:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, log_notes, settings_of
+from pgworkd.cli.common import Dsn, settings_of
 from pgworkd.cli.output import out
 from pgworkd.core.redaction import escaped
 from pgworkd.errors import PgworkdError, UsageError
@@ -16,11 +16,11 @@ from pgworkd.process import stop_signals
 if TYPE_CHECKING:
     import socket
 
-    from pgworkd.core.events import Events
-    from pgworkd.database.connection import ConnectionOptions
     from pgworkd.settings.config import Settings
 
 EXPORTER_LISTEN = "127.0.0.1:9465"
+STOP_S = 10.0
+"""How long a stop may take: for the question that is under way."""
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 1024 * 1024
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 # nosec B104 # where to ask, not where to listen
@@ -39,9 +39,7 @@ def exporter(
     """
     from pgworkd.core import log
     from pgworkd.core.address import parse_address
-    from pgworkd.core.events import Events
     from pgworkd.metrics import server
-    from pgworkd.options import connection_options
     from pgworkd.settings.file import quoted
 
     settings = settings_of(dsn)
@@ -49,34 +47,52 @@ def exporter(
         address = parse_address(listen)
     except ValueError as error:
         raise UsageError(f"--listen {quoted(listen)} {error}") from None
-    options = connection_options(settings)
     with contextlib.closing(server.listen(address, "--listen")) as listener:
         log.configure(settings.log_level, settings.log_format)
-        log_notes(settings.notes)
+        return int(stop_signals.run(_export, listener, settings))
+
+
+async def _export(listener: socket.socket, settings: Settings) -> int:
+    from pgworkd.cli.running import run_until_stopped
+
+    return await run_until_stopped(_Exporter(listener, settings), settings, settings.notes)
+
+
+class _Exporter:
+    """Serves what the database shows."""
+
+    def __init__(self, listener: socket.socket, settings: Settings) -> None:
+        import anyio
+
+        self._listener, self._settings, self._stopped = listener, settings, anyio.Event()
+
+    async def run(self) -> int:
+        """As of `Runs`."""
+        import anyio
+        from anyio.from_thread import BlockingPortal
+
+        from pgworkd.core import log
+        from pgworkd.core.events import Events
+        from pgworkd.metrics import endpoint
+        from pgworkd.metrics.exporter import DatabaseSource
+        from pgworkd.options import connection_options
+
         events = Events()
-        events.listen(log.listener(settings.log_level))
-        stop_signals.run(_export, listener, options, events)
-    return 0
-
-
-async def _export(listener: socket.socket, options: ConnectionOptions, events: Events) -> None:
-    """Serves until a stop signal."""
-    import anyio
-    from anyio.from_thread import BlockingPortal
-
-    from pgworkd.core import log
-    from pgworkd.metrics import endpoint
-    from pgworkd.metrics.exporter import DatabaseSource
-
-    with stop_signals.received() as signals:
+        events.listen(log.listener(self._settings.log_level))
         async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
-            source = DatabaseSource(options, portal, events)
-            log.logger().info("metrics.listening", address=str(endpoint.bound(listener)))
-            with endpoint.served(source, listener):
+            source = DatabaseSource(connection_options(self._settings), portal, events)
+            log.logger().info("metrics.listening", address=str(endpoint.bound(self._listener)))
+            with endpoint.served(source, self._listener):
                 tasks.start_soon(source.begin)
-                await anext(signals)
+                await self._stopped.wait()
             tasks.cancel_scope.cancel()
             await source.close()
+        return 0
+
+    def stop(self, requests: int) -> float | None:
+        """As of `Runs`."""
+        self._stopped.set()
+        return STOP_S if requests < 3 else None
 
 
 def health(

@@ -35,8 +35,8 @@ BUGS = (
     python(
         "a gateway does not tell the notes of its settings",
         "cli/gateway",
-        "        log_notes(settings.notes)\n",
-        "",
+        "_Gateway(settings, app, listener), settings, settings.notes)",
+        "_Gateway(settings, app, listener), settings)",
         tests=_SETTINGS,
     ),
     sql(

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from pgworkd import App
+from pgworkd.cli import running as cli_running
 from pgworkd.cli import serve
 from pgworkd.cli.programs import Program
 from pgworkd.engine.life.daemon import Daemon
@@ -35,7 +36,7 @@ def test_a_signal_between_the_import_and_the_event_loop_stops_the_daemon(
     assert anyio.run(service.run) == 0
 
 
-async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_that_takes_too_long_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     ended: list[str] = []
 
@@ -47,14 +48,16 @@ async def test_a_stop_that_takes_too_long_ends_the_process(service: Any, monkeyp
         ended.append(reason)
         raise SystemExit
 
-    monkeypatch.setattr(serve, "end_process", end_process)
+    monkeypatch.setattr(cli_running, "end_process", end_process)
     monkeypatch.setattr(serve, "FLUSH_GRACE_S", 0.01)
-    monkeypatch.setattr(serve, "STUCK_S", 0.01)
-    daemon = SimpleNamespace(
-        request_stop=lambda *, now: asked.append(now), options=SimpleNamespace(shutdown_s=0, cancel_grace_s=0.01)
+    monkeypatch.setattr(cli_running, "STUCK_S", 0.01)
+    daemon: Any = SimpleNamespace(
+        run=None,
+        request_stop=lambda *, now: asked.append(now),
+        options=SimpleNamespace(shutdown_s=0, cancel_grace_s=0.01),
     )
     with pytest.raises(SystemExit):
-        await service._obey(signals(), daemon)
+        await cli_running.obey(signals(), serve._Runs(daemon))
     assert asked == [False]
     assert ended == ["the stop takes too long"]
 

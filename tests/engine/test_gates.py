@@ -258,13 +258,13 @@ async def test_a_log_level_changed_by_a_signal_takes_effect_at_once(
     monkeypatch.setenv("PGWORKD_LOG_LEVEL", "warning")
     flags = {"dsn": dsn, "log_format": "json"}
     service = serve._Service(load(**flags), flags, Program(app_that_may_fail(), Daemon))
-    make, made = service._daemon, list[Daemon]()
+    make, made = service._make_daemon, list[Daemon]()
 
     def daemon_of() -> Daemon:
         made.append(make())
         return made[0]
 
-    monkeypatch.setattr(service, "_daemon", daemon_of)
+    monkeypatch.setattr(service, "_make_daemon", daemon_of)
     monkeypatch.setattr(serve, "_tracing", tuple)  # other tests have imported OpenTelemetry
 
     async def reload(level: str) -> None:

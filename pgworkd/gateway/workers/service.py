@@ -45,6 +45,9 @@ STOP_S = 10.0
 class RemoteService:
     """Serves remote workers within `run`."""
 
+    stop_s = 2 * STOP_S
+    """How long a stop may take: for claims under way, and for the sign-off."""
+
     def __init__(self, options: DaemonOptions, events_: Events, loop_watch: LoopWatch | None = None) -> None:
         """`options`: of the gateway as a member of the fleet; its lease is its own."""
         self.events = events_
