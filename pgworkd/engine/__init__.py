@@ -7,6 +7,6 @@ run      `executor` assigns each attempt to a task; `runner` calls the handler i
 settle   `settler` ends attempts in batches: completed, failed, released, cancelled; `job_events` reports them
 life     `daemon` starts and stops it all: `worker` (registration), `heartbeat` (lease), `queues`, `maintenance`
 
-Shared by all steps: `registry` (the App and its handlers), `attempts` (those in flight), `runner_task`.
+Shared by all steps: `registry` (the App and its handlers), `attempts` (those in flight), `shared`, `runner_task`.
 Each step may import the steps below it in this list, never one above.
 """

@@ -151,7 +151,7 @@ class RemoteDaemon(Daemon):
         return self._membership
 
     def _make_pool(self, queue: str, slots: int) -> LongPollPool:
-        parts = (self._store, self._runner, self._settler, self.in_flight, self.events, self.tallies)
+        parts = (self._store, self._runner, self._settler, self._shared)
         return LongPollPool(queue, slots, self.app, self.worker, *parts, on_change=self._membership.queues_changed)
 
     def _slots(self) -> dict[str, int]:

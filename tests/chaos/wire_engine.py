@@ -13,10 +13,11 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.source import Instructions
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
-from pgworkd.engine.life.heartbeat import Heartbeat
+from pgworkd.engine.life.heartbeat import Heartbeat, LeaseOptions
 from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.tallies import Tallies
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert, until
@@ -34,6 +35,7 @@ class Engine(Operation):
         self.in_flight = InFlight()
         self.events = Events()
         self.worker_id = 0
+        self.queues = [self.queue]  # read by maintenance
 
     async def prepare(self) -> None:
         self.worker_id = await self.scene.aside.register("w", 1, "v", 30)
@@ -50,13 +52,16 @@ class Engine(Operation):
 
     async def claim_until_it_comes(self) -> ClaimedJob:
         """Claims like the pool, while maintenance releases orphaned attempts."""
+        shared = Shared(self.in_flight, self.events, Tallies(self.events))
         maintenance = Maintenance(
-            *(self.store, Recurring(self.store, self.events), self.in_flight, self, self.events, Periods()),
-            on_dead=lambda _: None,
+            self.store,
+            Recurring(self.store, self.events),
+            Signals(self.store.signals, shared.tallies, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
+            self,
+            shared,
+            periods=Periods(),
             command_timeout_s=0.0,
-            queues=lambda: [self.queue],
-            tallies=(tallies := Tallies(self.events)),
-            signals=Signals(self.store.signals, tallies, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
+            on_dead=lambda _: None,
         )
         while not (claims := await self.store.claim(self.order())):
             await maintenance._orphans()
@@ -225,7 +230,7 @@ class Renewals(Operation):
     async def prepare(self) -> None:
         self.worker_id = await self.scene.aside.register("w", 1, "v", 3)
         connect = Store(self.scene.options).heartbeats
-        self.lease = Heartbeat(connect, self.worker_id, self, lease_s=3, heartbeat_s=0.05, end_process=self.ended)
+        self.lease = Heartbeat(connect, self.worker_id, self, LeaseOptions(3, 0.05, self.ended))
         self.said: list[str] = []
         self.renewed = anyio.Event()
 

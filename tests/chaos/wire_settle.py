@@ -9,6 +9,7 @@ import anyio
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.tallies import Tallies
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of
@@ -37,7 +38,9 @@ class Settle(Engine):
     async def attempt(self) -> Told:
         self.said: list[str | None] = []
         settler = Settler(
-            *(self.store, self.in_flight, self.events, self.recurring, Tallies(self.events)),
+            self.store,
+            Shared(self.in_flight, self.events, Tallies(self.events)),
+            self.recurring,
             on_completed=lambda batch: self.said.extend("completed" for _ in batch),
             on_settled=lambda _held, _outcome, status: self.said.append(status),
             on_capacity=lambda: None,

@@ -15,7 +15,7 @@ from pgworkd.core.registration import Registration
 from pgworkd.core.source import Instructions
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.store import Store
-from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
+from pgworkd.engine.life.heartbeat import Heartbeat, LeaseOptions, boot_time_s
 from tests.kits.daemon import until
 from tests.kits.proxy import Proxy
 
@@ -67,7 +67,7 @@ async def lease_of(
     worker_id = await registered(db)
     options = ConnectionOptions(dsn, connect_timeout_s=0.2, command_timeout_s=0.2)
     times = {"lease_s": 1.2, "heartbeat_s": 0.05} | changes
-    lease = Heartbeat(Store(options).heartbeats, worker_id, holder, end_process=ended.append, **times)
+    lease = Heartbeat(Store(options).heartbeats, worker_id, holder, LeaseOptions(end_process=ended.append, **times))
     lease.start()
     try:
         yield lease

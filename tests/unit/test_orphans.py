@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -19,6 +19,7 @@ from pgworkd.engine.life.maintenance import (
     Maintenance,
     Periods,
 )
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy
 from tests.simulation.loop import SimulationLoop, simulate
@@ -44,16 +45,19 @@ def searches(
 
     async def run(_: SimulationLoop) -> None:
         store: Any = SimpleNamespace(running_of=running_of, answers=0)
-        owner: Any = SimpleNamespace(worker_id=1, may_claim=True)
+        owner: Any = SimpleNamespace(worker_id=1, may_claim=True, queues=["q"])
+        signals: Any = SimpleNamespace(tasks=(), sample_due=None)
         nobody: Any = None
-        events, signals = Events(), SimpleNamespace(tasks=(), sample_due=None)
+        events = Events()
         maintenance = Maintenance(
-            *(store, nobody, InFlight(), owner, events, Periods(orphans_s=PERIOD_S)),
-            on_dead=lambda _: None,
+            store,
+            nobody,
+            signals,
+            owner,
+            Shared(InFlight(), events, Tallies(events)),
+            periods=Periods(orphans_s=PERIOD_S),
             command_timeout_s=AGE_S / 3,
-            queues=lambda: ["q"],
-            tallies=Tallies(events),
-            signals=cast("Any", signals),
+            on_dead=lambda _: None,
         )
         with anyio.move_on_after(seconds):
             await maintenance._repeat(maintenance._orphans)

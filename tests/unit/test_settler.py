@@ -16,6 +16,7 @@ from pgworkd.core.fence import Settling
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.tallies import Tallies
 from tests.kits.apps import attempt_of
 
@@ -53,10 +54,8 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_separately(
     events_.listen(heard)
     settler = Settler(
         store,  # type: ignore[arg-type]
-        InFlight(),
-        events_,
+        Shared(InFlight(), events_, Tallies(events_)),
         planner,
-        Tallies(events_),
         on_completed=lambda batch: reports.extend((each.claimed.attempt, "completed") for each in batch),
         on_settled=settled,
         on_capacity=lambda: None,

@@ -14,18 +14,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgworkd.core.claims import ClaimOrder, Claims
-from pgworkd.core.events import Events
 from pgworkd.core.job import Reason, stopped
 from pgworkd.core.source import WorkSource
-from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.claim_loop import CLAIM_MAX, CLAIM_SOCKET_MAX, ClaimingWorker, ClaimLoop
 from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.registry import MAX_ATTEMPTS_DEFAULT, Registry
-from pgworkd.engine.run.executor import Executor
+from pgworkd.engine.run.executor import Executor, Slots
 from pgworkd.engine.run.large_payloads import Payloads
 from pgworkd.engine.run.runner import Runner
 from pgworkd.engine.settle.settler import Settler
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.shared import Shared
 from pgworkd.errors import PgworkdError
 
 BOUND_S = 0.1
@@ -57,20 +56,15 @@ class Pool(ClaimLoop):
         store: WorkSource,
         runner: Runner,
         settler: Settler,
-        in_flight: InFlight,
-        events_: Events,
-        tallies: Tallies,
+        shared: Shared,
     ) -> None:
-        super().__init__(queue, worker, events_, tallies)
+        super().__init__(queue, worker, shared.events, shared.tallies)
         self.code_concurrency = concurrency
-        payloads = Payloads(store, queue, events_)
-        self._executor = Executor(
-            *(queue, concurrency, runner, settler, events_, payloads),
-            on_low=self.claim_soon,
-            may_start=self._may_start,
-        )
+        payloads = Payloads(store, queue, shared.events)
+        slots = Slots(queue, concurrency, on_low=self.claim_soon, may_start=self._may_start)
+        self._executor = Executor(slots, runner, settler, shared.events, payloads)
         self._prefetch = Prefetch()
-        self._store, self._settler, self._in_flight = store, settler, in_flight
+        self._store, self._settler, self._in_flight = store, settler, shared.in_flight
         special = {h.kind: h.max_attempts for h in app.handlers.values() if h.max_attempts != MAX_ATTEMPTS_DEFAULT}
         self._kinds, self._budgets = list(special), list(special.values())
         self._unknown, self._left_out = runner.unknown, list[str]()

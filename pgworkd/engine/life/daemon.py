@@ -22,6 +22,7 @@ from pgworkd.core.source import WorkSource
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.life.heartbeat import LeaseOptions
 from pgworkd.engine.life.host import uncut
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
@@ -29,11 +30,12 @@ from pgworkd.engine.life.member import Member, Membership
 from pgworkd.engine.life.options import DaemonOptions, Part
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.shutdown import Shutdown
-from pgworkd.engine.life.worker import WorkerLife
+from pgworkd.engine.life.worker import WorkerLife, WorkerProfile
 from pgworkd.engine.registry import Registry
-from pgworkd.engine.run.runner import Runner
+from pgworkd.engine.run.runner import Runner, RunnerParts
 from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 
@@ -76,18 +78,16 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.in_flight = InFlight()
         self.tallies = Tallies(self.events, app.handlers)
+        self._shared = Shared(self.in_flight, self.events, self.tallies)
         self._store = self._make_store()
         self._queues = self._make_queues()
-        self._job_events = JobEvents(
-            *(app, self._store, self.in_flight, self.events, self.tallies, options.slow_min_s, options.slow_factor)
-        )
+        self._job_events = JobEvents(app, self._store, self._shared, options.slow_min_s, options.slow_factor)
         self.loop_watch = LoopWatch(self.events, options.loop_limit, end_process, self.in_flight)
         self._member = self._make_member(end_process or self._give_up_lease, kill_timer)
         self.worker = self._member.worker
         self._settler = self._make_settler()
         self._runner = self._make_runner()
-        parts_to_stop = (self._queues, self.in_flight, self._settler, self._member)
-        self._shutdown = Shutdown(options, *parts_to_stop, self.events, end_process)
+        self._shutdown = Shutdown(options, self._queues, self._settler, self._member, self._shared, end_process)
         self._queues.serve(queues)  # makes the pools, which need all of the above
 
     def _make_store(self) -> WorkSource:
@@ -109,28 +109,38 @@ class Daemon:
 
     def _make_settler(self) -> Settler:
         return Settler(
-            *(self._store, self.in_flight, self.events, self._member.planner, self.tallies),
+            self._store,
+            self._shared,
+            self._member.planner,
             on_completed=self._completed,
             on_settled=self._settled,
             on_capacity=self._queues.claim_soon,
         )
 
     def _make_runner(self) -> Runner:
-        return Runner(*self._runner_parts())
+        return Runner(self._runner_parts())
 
-    def _runner_parts(self) -> tuple[Any, ...]:
-        backoffs, options = self._queues.overrides.backoffs, self.options
-        planner = self._member.planner
-        return self.app, self._store, planner, self.events, options.worker_name, backoffs, options.grace_s
+    def _runner_parts(self) -> RunnerParts:
+        return RunnerParts(
+            self.app,
+            self._store,
+            self._member.planner,
+            self.events,
+            self.options.worker_name,
+            self._queues.overrides.backoffs,
+            self.options.grace_s,
+        )
 
     def _make_member(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> Membership:
         handlers = self.app.handlers
         queues = {handler.queue for handler in handlers.values()}
-        known = {"kinds": handlers or None, "handled_queues": queues}
-        worker = self._make_worker(WorkerLife, end_process, kill_timer, **known)
-        parts = (self._database, self._queues, worker, self.in_flight, self.events, self.tallies, self.options)
+        worker = self._make_worker(WorkerLife, end_process, kill_timer, kinds=handlers or None, handled_queues=queues)
         return Member(
-            *parts,
+            self._database,
+            self._queues,
+            worker,
+            self._shared,
+            self.options,
             on_dead=self._job_events.died_with_worker,
             rules=self.app.alert_rules.values(),
             sessions=self._database.open_sessions,
@@ -139,21 +149,14 @@ class Daemon:
     def _make_worker(
         self, make: type[Life], end_process: Callable[[str], None], kill_timer: KillTimer | None, **known: Any
     ) -> Life:
-        """`known`: what it says of its kinds and queues."""
-        return make(
-            *(self._store, self._queues, self.in_flight, self.events),
-            name=self.options.worker_name,
-            lease_s=self.options.lease_s,
-            heartbeat_s=self.options.heartbeat_s,
-            end_process=end_process,
-            kill_timer=kill_timer,
-            loop_watch=self.loop_watch,
-            **known,
-        )
+        """Makes the worker; `known`: the kinds and queues of its `WorkerProfile`."""
+        options = self.options
+        lease = LeaseOptions(options.lease_s, options.heartbeat_s, end_process, kill_timer, self.loop_watch)
+        profile = WorkerProfile(options.worker_name, **known)
+        return make(self._store, self._queues, self.in_flight, self.events, profile, lease)
 
     def _make_pool(self, queue: str, slots: int) -> Pool:
-        parts = (self._store, self._runner, self._settler, self.in_flight, self.events, self.tallies)
-        return Pool(queue, slots, self.app, self.worker, *parts)
+        return Pool(queue, slots, self.app, self.worker, self._store, self._runner, self._settler, self._shared)
 
     # State and commands, for its host.
 

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -65,6 +66,20 @@ LAST_WORDS_S = 0.1
 """How long the end of a process waits for its log: the lease is about to expire."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseOptions:
+    """How long a lease lasts, how often it is renewed, and what happens where it cannot be; times in seconds."""
+
+    lease_s: float
+    heartbeat_s: float
+    end_process: Callable[[str], None]
+    """Called from the heartbeat thread with a reason; must end the process, or stop all handlers."""
+    kill_timer: KillTimer | None = None
+    """Ends the process where Python cannot run; only where the process is ours."""
+    loop_watch: LoopWatch | None = None
+    """While it finds that the loop is stuck, the lease is not renewed."""
+
+
 class Heartbeat:
     """The heartbeat thread of one worker.
 
@@ -77,23 +92,14 @@ class Heartbeat:
         connect: Callable[[float], Heartbeats],
         worker_id: int,
         holder: LeaseHolder,
-        *,
-        lease_s: float,
-        heartbeat_s: float,
-        end_process: Callable[[str], None],
-        kill_timer: KillTimer | None = None,
-        loop_watch: LoopWatch | None = None,
+        options: LeaseOptions,
         queues: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """`connect` makes the thread's own connection; its argument is the limit of each call, in seconds.
 
-        `end_process` is called from the thread with a reason, and must end the process, or stop all handlers.
-        `kill_timer`: only where the process is ours.
-
-        `loop_watch`: while it says that the loop is stuck, the lease is not renewed.
-
-        `queues` returns the queues whose settings to fetch (None: all); it, too, is called from the thread.
+        `queues` returns the queues whose settings to fetch (None: all); it is called from the thread.
         """
+        lease_s = options.lease_s
         self.worker_id = worker_id
         self.state = "running"
         self.answered = True
@@ -102,14 +108,14 @@ class Heartbeat:
         self._connect = connect
         self._holder = holder
         self._lease_s = lease_s
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s = options.heartbeat_s
         self._fence_s = lease_s - lease_s / 6
         self._end_s = lease_s - lease_s / 30
         self._grace_s = min(2.0, lease_s / 10)
         self._dump_s, self._kill_s = lease_s - lease_s / 40, lease_s - lease_s / 60
-        self._end_process = end_process
-        self._kill_timer, self._setting_timer = kill_timer, threading.Lock()
-        self._loop_watch = loop_watch
+        self._end_process = options.end_process
+        self._kill_timer, self._setting_timer = options.kill_timer, threading.Lock()
+        self._loop_watch = options.loop_watch
         self._queues = queues
         self._daemon_loop = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None

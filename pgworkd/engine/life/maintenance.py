@@ -6,7 +6,7 @@ method returns the seconds until it is next due.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -14,15 +14,13 @@ from uuid import UUID
 import anyio
 
 from pgworkd.core import events
-from pgworkd.core.events import Events
 from pgworkd.core.fence import Fence, Settlement
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued, Store
-from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import FIRST_S, Signals
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.shared import Shared
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
@@ -83,6 +81,10 @@ class Owner(Protocol):
     def may_claim(self) -> bool:
         """False while the lease is in doubt."""
 
+    @property
+    def queues(self) -> Collection[str]:
+        """The queues that the worker serves."""
+
 
 class Maintenance:
     """Runs each maintenance task in an asyncio task of its own."""
@@ -91,28 +93,22 @@ class Maintenance:
         self,
         store: Store,
         recurring: Recurring,
-        in_flight: InFlight,
-        owner: Owner,
-        events_: Events,
-        periods: Periods,
-        *,
-        on_dead: Callable[[Rescued], None],
-        command_timeout_s: float,
-        queues: Callable[[], Sequence[str]],
-        tallies: Tallies,
         signals: Signals,
+        owner: Owner,
+        shared: Shared,
+        *,
+        periods: Periods,
+        command_timeout_s: float,
+        on_dead: Callable[[Rescued], None],
     ) -> None:
         self._store = store
         self._recurring = recurring
-        self._in_flight = in_flight
         self._owner = owner
-        self._events = events_
+        self._in_flight, self._events, self._tallies = shared.in_flight, shared.events, shared.tallies
         self._periods = periods
         self._on_dead = on_dead
         self._answer_s = command_timeout_s  # by then each claim that was under way has been answered, or given up
         self._orphan_age_s = ORPHAN_AGE_FACTOR * command_timeout_s
-        self._queues = queues
-        self._tallies = tallies
         self._signals = signals
         self._orphans_at: float | None = None  # when the last search began
         self._orphans_all_at = 0.0  # when the next full search is due
@@ -152,7 +148,7 @@ class Maintenance:
         maximum age, where older ones of our queues have been searched already. Raises PgworkdError.
         """
         worker_id = self._owner.worker_id
-        queues = None if age_max_s is None else self._queues()
+        queues = None if age_max_s is None else list(self._owner.queues)
         orphans = self._not_in_flight(await self._store.running_of(worker_id, age_s, age_max_s, queues))
         if orphans and age_s > 0:
             # The age is by the database's clock, which may have been set forward while a claim's answer was under way.

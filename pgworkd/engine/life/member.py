@@ -12,11 +12,9 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.core.events import Events
 from pgworkd.database.listener import NotificationListener
 from pgworkd.database.signal_store import AlertRule
 from pgworkd.database.store import Rescued, Store
-from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.claim.claim_loop import ClaimLoop
 from pgworkd.engine.life.maintenance import Maintenance
 from pgworkd.engine.life.options import DaemonOptions
@@ -26,7 +24,7 @@ from pgworkd.engine.life.startup import Startup
 from pgworkd.engine.life.worker import ServedQueues, WorkerLife
 from pgworkd.engine.registry import Registry
 from pgworkd.engine.settle.loop import Planner
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.wake.poller import Poller
 from pgworkd.errors import PgworkdError
 
@@ -82,9 +80,7 @@ class Member:
         store: Store,
         queues: MemberQueues,
         worker: WorkerLife,
-        in_flight: InFlight,
-        events_: Events,
-        tallies: Tallies,
+        shared: Shared,
         options: DaemonOptions,
         *,
         on_dead: Callable[[Rescued], None],
@@ -94,24 +90,29 @@ class Member:
         """`rules`: of alerts, to be declared. `sessions`: it does not start without these."""
         self._store, self._queues, self._options, self._sessions = store, queues, options, sessions
         self.worker = worker
-        self.startup = Startup(store.verify, events_)
-        self.planner = self.recurring = Recurring(store, events_)
-        keep_dead_days, name = options.periods.keep_dead_days, options.worker_name
+        self.startup = Startup(store.verify, shared.events)
+        self.planner = self.recurring = Recurring(store, shared.events)
         self.signals = Signals(
-            *(store.signals, tallies, name, keep_dead_days, rules),
+            store.signals,
+            shared.tallies,
+            options.worker_name,
+            options.periods.keep_dead_days,
+            rules,
             clock_ahead_s=lambda: worker.clock_ahead_s,
             statistics=options.statistics,
         )
         self.maintenance = Maintenance(
-            *(store, self.recurring, in_flight, worker, events_, options.periods),
-            on_dead=on_dead,
+            store,
+            self.recurring,
+            self.signals,
+            worker,
+            shared,
+            periods=options.periods,
             command_timeout_s=options.connection.command_timeout_s,
-            queues=lambda: list(queues.pools),
-            tallies=tallies,
-            signals=self.signals,
+            on_dead=on_dead,
         )
-        self._listener = NotificationListener(store.listener, self, events_)
-        self._poller = Poller(store, queues.pools, worker, events_, options.poll_s, tallies.refusals)
+        self._listener = NotificationListener(store.listener, self, shared.events)
+        self._poller = Poller(store, queues.pools, worker, shared.events, options.poll_s, shared.tallies.refusals)
 
     @property
     def listening(self) -> bool:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import anyio
 
 from pgworkd.core import events
-from pgworkd.core.events import Events
 from pgworkd.core.job import Reason
 from pgworkd.core.validation import counted
-from pgworkd.engine.attempts import InFlight
 from pgworkd.engine.life.member import Membership
 from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.settle.settler import Settler
+from pgworkd.engine.shared import Shared
 
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""
@@ -29,10 +28,9 @@ class Shutdown:
         self,
         options: DaemonOptions,
         queues: QueueSet,
-        in_flight: InFlight,
         settler: Settler,
         member: Membership,
-        events_: Events,
+        shared: Shared,
         end_process: Callable[[str], None] | None,
     ) -> None:
         """`end_process` ends the process if handlers would outlive the lease of their jobs; None: it is the host's."""
@@ -40,8 +38,8 @@ class Shutdown:
         """Set to stop at once: what runs is not waited for."""
         self.unasked = False
         """The lease ended first: the exit code is 1."""
-        self._options, self._queues, self._in_flight, self._settler = options, queues, in_flight, settler
-        self._member, self._events = member, events_
+        self._options, self._queues, self._settler, self._member = options, queues, settler, member
+        self._in_flight, self._events = shared.in_flight, shared.events
         self._end_process = end_process
 
     async def run(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Protocol
 
@@ -21,9 +22,7 @@ from pgworkd.core.source import Instructions, WorkSource
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.schema import VERSION
 from pgworkd.engine.attempts import InFlight
-from pgworkd.engine.life.heartbeat import Heartbeat, boot_time_s
-from pgworkd.engine.life.kill_timer import KillTimer
-from pgworkd.engine.life.loop_watch import LoopWatch
+from pgworkd.engine.life.heartbeat import Heartbeat, LeaseOptions, boot_time_s
 from pgworkd.engine.life.queue_overrides import QueueOverrides
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 
@@ -53,6 +52,19 @@ class ServedQueues(Protocol):
         """Announces all pools again: the database may have lost their rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """What a worker registers as."""
+
+    name: str
+    kinds: Collection[str] | None = ()
+    """The kinds with a handler in the code; None: any."""
+    handled_queues: Collection[str] = ()
+    """The queues with a handler in the code; more may be added while the worker runs."""
+    kind: str = "daemon"
+    """The kind of worker: daemon or gateway."""
+
+
 class WorkerLife:
     """Registration and lease. Written in the daemon's loop only; the heartbeat thread calls `still_running`."""
 
@@ -62,22 +74,9 @@ class WorkerLife:
         queues: ServedQueues,
         in_flight: InFlight,
         events_: Events,
-        *,
-        name: str,
-        kinds: Collection[str] | None = (),
-        handled_queues: Collection[str] = (),
-        kind: str = "daemon",
-        lease_s: float,
-        heartbeat_s: float,
-        end_process: Callable[[str], None],
-        kill_timer: KillTimer | None = None,
-        loop_watch: LoopWatch | None = None,
+        profile: WorkerProfile,
+        lease: LeaseOptions,
     ) -> None:
-        """`kinds` (None: any), `handled_queues`: those with a handler in the code; more queues may be added while it
-        runs. `kind`: of the worker.
-
-        `end_process`, `kill_timer`, `loop_watch`: see `Heartbeat`.
-        """
         self.worker_id = 0  # a Registration, once there is one
         self.heartbeat: Heartbeat | None = None
         self.stopping = False
@@ -89,12 +88,7 @@ class WorkerLife:
         self._queues = queues
         self._in_flight = in_flight
         self._events = events_
-        self._name, self._kind = name, kind
-        self._kinds = kinds
-        self._handled_queues = handled_queues
-        self._lease_s = lease_s
-        self._heartbeat_s = heartbeat_s
-        self._end_process, self._kill_timer, self._loop_watch = end_process, kill_timer, loop_watch
+        self._profile, self._lease = profile, lease
         self._fenced = False
         self._lost = anyio.Event()
         self._stopped = False
@@ -132,31 +126,30 @@ class WorkerLife:
 
     def healthy(self) -> bool:
         """True while the heartbeat keeps trying; False when its thread is stuck."""
-        return self.heartbeat is not None and boot_time_s() - self.heartbeat.tried_at_s < self._lease_s
+        return self.heartbeat is not None and boot_time_s() - self.heartbeat.tried_at_s < self._lease.lease_s
 
     async def register(self) -> float:
         """Registers under a new id; returns when the lease began, on the boot clock. Raises PgworkdError."""
-        began_s = boot_time_s()
-        who = (self._name, os.getpid(), version("pgworkd"))
-        kinds = None if self._kinds is None else sorted(self._kinds)
-        self.worker_id = await self._store.register(*who, self._lease_s, kinds, self._kind)
+        began_s, profile = boot_time_s(), self._profile
+        kinds = None if profile.kinds is None else sorted(profile.kinds)
+        self.worker_id = await self._store.register(
+            profile.name, os.getpid(), version("pgworkd"), self._lease.lease_s, kinds, profile.kind
+        )
         return began_s
 
     def start(self, began_s: float) -> None:
         """Starts the heartbeat of the lease that `register` began."""
-        self.heartbeat = Heartbeat(
-            self._store.heartbeats,
-            self.worker_id,
-            self,
-            lease_s=self._lease_s,
-            heartbeat_s=self._heartbeat_s,
-            end_process=self._end_process,
-            kill_timer=self._kill_timer,
-            loop_watch=self._loop_watch,
-            queues=lambda: {*self._handled_queues, *self._queues.names},
-        )
+        self.heartbeat = Heartbeat(self._store.heartbeats, self.worker_id, self, self._lease, queues=self._known_queues)
         self.heartbeat.renewed_at_s = began_s
         self.heartbeat.start()
+
+    def _known_queues(self) -> Collection[str]:
+        return {*self._profile.handled_queues, *self._queues.names}
+
+    @property
+    def queues(self) -> Collection[str]:
+        """The names of the queues that it serves."""
+        return self._queues.names
 
     def renew_now(self) -> None:
         """Sends a heartbeat now: it renews the lease and fetches instructions."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from anyio.abc import TaskGroup
 
@@ -22,43 +23,38 @@ SLICE_S = 0.002
 """Time slice: jobs that never await may run back to back for this long before all other tasks are scheduled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots of one queue in this process, and whom to ask about them."""
+
+    queue: str
+    concurrency: int
+    on_low: Callable[[], None]
+    """Called once after each `call_when_low`."""
+    may_start: Callable[[], bool]
+    """Called before each time slice; False: the waiting attempts must not begin, and it has withdrawn them."""
+
+
 class Executor:
     """Runs submitted attempts in order, up to `concurrency` at once, and passes each with its outcome to the settler.
 
     `begun` and `finished` count runs since the start; `run_s` is the duration of the last run, in seconds.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        concurrency: int,
-        runner: Runner,
-        settler: Settler,
-        events_: Events,
-        payloads: Payloads,
-        *,
-        on_low: Callable[[], None],
-        may_start: Callable[[], bool],
-    ) -> None:
-        """`on_low` is called once after each `call_when_low`.
-
-        `may_start` is called before each time slice: False if the waiting attempts must not begin, which it has then
-        withdrawn.
-        """
-        self.concurrency = concurrency
+    def __init__(self, slots: Slots, runner: Runner, settler: Settler, events_: Events, payloads: Payloads) -> None:
+        self.concurrency = slots.concurrency
         self.begun = self.finished = 0
         self.run_s = 0.0
         self.busy = 0
         """Slots in use: handlers that have been called and have not returned."""
         self._waiting: deque[Attempt] = deque()
         self._low_mark: int | None = None
-        self._name = f"runner {queue}"
+        self._name = f"runner {slots.queue}"
         self._runner = runner
         self._settler = settler
         self._events = events_
         self._payloads = payloads
-        self._on_low = on_low
-        self._may_start = may_start
+        self._on_low, self._may_start = slots.on_low, slots.may_start
         self._idle: list[asyncio.Future[None]] = []
         self._runners = 0
         self._tasks: TaskGroup | None = None

@@ -15,7 +15,7 @@ import math
 import pickle  # nosec B403 # writes for a child, reads nothing
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 from uuid import UUID
@@ -55,32 +55,34 @@ from pgworkd.process import forks
 _SETTLED = Outcome(Ending.SETTLED)
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner works with, whatever it runs."""
+
+    app: Registry
+    store: WorkSource
+    planner: Planner
+    events: Events
+    worker_name: str
+    backoffs: Mapping[str, Mapping[str, float]]
+    """By queue, the numbers that override the handlers' own backoff (`Backoff.overridden_by`)."""
+    grace_s: Callable[[Reason], float]
+    """Seconds for the clean-up of a cancelled run until it is cancelled again."""
+
+
 class Runner:
     """Runs attempts of any kind that the app has a handler for."""
 
-    def __init__(
-        self,
-        app: Registry,
-        store: WorkSource,
-        planner: Planner,
-        events_: Events,
-        worker_name: str,
-        backoffs: Mapping[str, Mapping[str, float]],
-        grace_s: Callable[[Reason], float],
-    ) -> None:
-        """`backoffs`: by queue, what overrides the handlers' own (`Backoff.overridden_by`).
-
-        `grace_s`: seconds for the clean-up of a cancelled run until it is cancelled again.
-        """
-        self._grace_s = grace_s
-        self._handlers = app.handlers
-        self._backoffs = backoffs
-        self._events = events_
-        self._store = store
-        self._planner = planner
-        self._worker = worker_name
+    def __init__(self, parts: RunnerParts) -> None:
+        self._grace_s = parts.grace_s
+        self._handlers = parts.app.handlers
+        self._backoffs = parts.backoffs
+        self._events = parts.events
+        self._store = parts.store
+        self._planner = parts.planner
+        self._worker = parts.worker_name
         self.processes = Processes()
-        self.unknown = UnknownKinds(store, events_)
+        self.unknown = UnknownKinds(parts.store, parts.events)
         # The pools limit concurrency; this limiter must not.
         self._threads = anyio.CapacityLimiter(math.inf)
 
@@ -318,10 +320,7 @@ class Runner:
             self._events.emit(events.JOB_RAISED, **attempt.facts(), error=facts.summary, exception=facts.traceback)
 
 
-_CHILD_FIELDS = (
-    *("id", "queue", "kind", "attempt", "failures", "max_attempts", "payload", "created_at", "run_at", "schedule"),
-    *("occurrence", "meta"),
-)
+_CHILD_FIELDS = "id queue kind attempt failures max_attempts payload created_at run_at schedule occurrence meta".split()
 
 
 def _note(attempt: Attempt, done: float, message: str) -> None:

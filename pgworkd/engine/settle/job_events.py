@@ -24,10 +24,10 @@ from pgworkd.core.payload import decode
 from pgworkd.core.source import WorkSource
 from pgworkd.database.reconnect import Outage
 from pgworkd.database.store import Rescued
-from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import DeadJob, Registry
 from pgworkd.engine.runner_task import discard_late_cancellation
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.shared import Shared
 from pgworkd.errors import DatabaseUnavailable, InvalidPayload, PgworkdError
 
 CHECK_S = 0.5
@@ -50,20 +50,18 @@ class JobEvents:
         self,
         app: Registry,
         store: WorkSource,
-        in_flight: InFlight,
-        events_: Events,
-        tallies: Tallies,
+        shared: Shared,
         slow_min_s: float,
         slow_factor: float,
     ) -> None:
         """A run counts as slow after `slow_min_s` seconds, and `slow_factor` times the average of its kind."""
         self._app = app
         self._store = store
-        self._in_flight = in_flight
-        self._events = events_
-        self._tallies = tallies
-        self._outage = Outage("progress", events_)
-        self._hooks = _DeadHooks(app, events_)
+        self._in_flight = shared.in_flight
+        self._events = shared.events
+        self._tallies = shared.tallies
+        self._outage = Outage("progress", shared.events)
+        self._hooks = _DeadHooks(app, shared.events)
         self._slow_min_s = slow_min_s
         self._slow_factor = slow_factor
         self._usual: dict[str, tuple[int, float]] = {}

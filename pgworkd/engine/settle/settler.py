@@ -12,15 +12,14 @@ from uuid import UUID
 import anyio
 
 from pgworkd.core import events
-from pgworkd.core.events import Events
 from pgworkd.core.job import DONE, Ending, Outcome
 from pgworkd.core.source import SettleSource
 from pgworkd.database.reconnect import Outage
-from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.settle.delayed import CAP_S, LOCKED_CAP_S, fallback, is_last_resort
 from pgworkd.engine.settle.item import size_of
 from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.shared import Shared
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, PgworkdError
 
 CAPACITY = 10_000
@@ -39,10 +38,8 @@ class Settler:
     def __init__(
         self,
         source: SettleSource,
-        in_flight: InFlight,
-        events_: Events,
+        shared: Shared,
         planner: Planner,
-        tallies: Tallies,
         *,
         on_completed: Callable[[Sequence[Attempt]], None],
         on_settled: Callable[[Attempt, Outcome, str | None], None],
@@ -51,14 +48,14 @@ class Settler:
         """`on_completed` gets flushes in which all were completed; `on_settled` gets every other attempt, with the
         job's new status, or None when the attempt was not ours any more; `on_capacity`: there is capacity again.
         """
-        self._in_flight, self._events = in_flight, events_
+        self._in_flight, self._events = shared.in_flight, shared.events
         self._on_completed, self._on_settled, self._on_capacity = on_completed, on_settled, on_capacity
-        self._loop = SettleLoop(source, planner, tallies.settle_s, self)
+        self._loop = SettleLoop(source, planner, shared.tallies.settle_s, self)
         self.full = False
         """True: call no handler and claim no job."""
         self._empty = anyio.Event()
         self._empty.set()
-        self._outage = Outage("settler", events_)
+        self._outage = Outage("settler", shared.events)
 
     def put(self, attempt: Attempt, outcome: Outcome) -> None:
         """Takes an attempt that has ended. Never blocks."""

@@ -19,10 +19,12 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.life.heartbeat import LeaseOptions
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.member import Member
 from pgworkd.engine.life.options import DaemonOptions
-from pgworkd.engine.life.worker import WorkerLife
+from pgworkd.engine.life.worker import WorkerLife, WorkerProfile
+from pgworkd.engine.shared import Shared
 from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.gateway.workers.beats import Beats
@@ -58,16 +60,16 @@ class RemoteService:
         self.workers = RemoteWorkers(self.remote)
         in_flight = InFlight()
         self.owner = self.queues.owner = WorkerLife(
-            *(self._store, self.queues, in_flight, events_),
-            name=options.worker_name,
-            kind="gateway",
-            lease_s=LEASE_S,
-            heartbeat_s=HEARTBEAT_S,
-            end_process=lambda _: None,  # nothing runs here that could outlive a lease
-            loop_watch=loop_watch,
+            self._store,
+            self.queues,
+            in_flight,
+            events_,
+            WorkerProfile(options.worker_name, kind="gateway"),
+            # Nothing runs here that could outlive a lease.
+            LeaseOptions(LEASE_S, HEARTBEAT_S, end_process=lambda _: None, loop_watch=loop_watch),
         )
-        parts = (self._store, self.queues, self.owner, in_flight, events_, self.tallies, options)
-        self._member = _GatewayMember(*parts, on_dead=self._died)
+        shared = Shared(in_flight, events_, self.tallies)
+        self._member = _GatewayMember(self._store, self.queues, self.owner, shared, options, on_dead=self._died)
         self._member.service = self
         recurring = self._member.recurring
         self.settles = Settles(self.remote, self.workers, recurring, self.tallies, self._settled)

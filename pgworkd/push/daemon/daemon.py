@@ -65,7 +65,7 @@ class PushDaemon(Daemon):
         self._routes = Routes(self.events, self._secrets_dir, may_call_back=may_call_back, make=self._make_sender)
         callbacks = Callbacks(self._endpoints, self.events, self._callback_url)
         deliver = Delivery(self._endpoints, self.events, self._target_of, callbacks)
-        return PushRunner(deliver, *self._runner_parts())
+        return PushRunner(deliver, self._runner_parts())
 
     def _target_of(self, queue: str) -> Target | None:
         return self._routes.targets.get(queue)

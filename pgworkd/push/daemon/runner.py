@@ -8,7 +8,7 @@ from pgworkd.core.error_report import ErrorFacts
 from pgworkd.core.job import Ending, Outcome, Reason
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler
-from pgworkd.engine.run.runner import Runner
+from pgworkd.engine.run.runner import Runner, RunnerParts
 from pgworkd.push.answer import PushEnding
 from pgworkd.push.daemon.delivery import Delivery, NotDone
 
@@ -19,9 +19,8 @@ RELEASED_S_MIN = 1.0
 class PushRunner(Runner):
     """As `Runner`; how an attempt ends is what `NotDone` says."""
 
-    def __init__(self, deliver: Delivery, *parts: Any) -> None:
-        """`parts`: as of `Runner`."""
-        super().__init__(*parts)
+    def __init__(self, deliver: Delivery, parts: RunnerParts) -> None:
+        super().__init__(parts)
         self._handlers = _EveryKind(Handler("", "", deliver, "loop", None, None, None))
 
     def _arguments(self, handler: Handler, attempt: Attempt) -> dict[str, Any]:
