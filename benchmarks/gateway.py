@@ -187,8 +187,12 @@ async def http_row(bench: Bench) -> list[Line]:
     )
     return [
         Line(
-            *("http", "claim and complete, one by one, 16 clients", "requests/s"),
-            *([each.requests_per_s for each in single], [each.requests_per_s for each in empty], "empty route"),
+            "http",
+            "claim and complete, one by one, 16 clients",
+            "requests/s",
+            [each.requests_per_s for each in single],
+            [each.requests_per_s for each in empty],
+            "empty route",
             Bar("at least", 0.5),
         ),
         Line("http", "in batches of 100", "jobs/s", _per_s(batched), drained, "daemon", Bar("at least", 0.3)),

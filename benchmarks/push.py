@@ -139,8 +139,13 @@ async def push_row(bench: Bench) -> list[Line]:
     what = f"due to received, p99, beside one of {ENDPOINTS} endpoints that hangs"
     return [
         Line(
-            *("push", f"deliveries, {AT_ONCE} at a time", "requests/s"),
-            *(rates["pgworkd"], rates["httpx"], "a loop of httpx", Bar("at least", 0.5)),
+            "push",
+            f"deliveries, {AT_ONCE} at a time",
+            "requests/s",
+            rates["pgworkd"],
+            rates["httpx"],
+            "a loop of httpx",
+            Bar("at least", 0.5),
         ),
         Line("push", what, "ms", waits["one hangs"], waits["none hangs"], "none hangs", Bar("at most", 1.2)),
     ]

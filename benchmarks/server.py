@@ -21,10 +21,10 @@ from pgworkd.embedded import EmbeddedPostgres
 from .processes import cpu_s, name_of, parent_of
 
 MEMORY_FOR_4GB = 12 << 30
-SHOWN = (
-    *("server_version", "shared_buffers", "max_wal_size", "checkpoint_timeout", "fsync", "full_page_writes"),
-    *("synchronous_commit", "max_connections", "random_page_cost", "autovacuum", "wal_level", "data_checksums"),
-)
+SHOWN = """
+    server_version shared_buffers max_wal_size checkpoint_timeout fsync full_page_writes synchronous_commit
+    max_connections random_page_cost autovacuum wal_level data_checksums
+""".split()
 """Settings that the report names, as the server has them."""
 
 

@@ -40,7 +40,10 @@ async def _turns(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]]:
             await stage.fill(
                 """INSERT INTO pgworkd.jobs (queue, limit_key, run_at)
                    SELECT $1, $2 || i, now() + make_interval(secs => $4) FROM generate_series(1, $3::int) i""",
-                *(queue, key, count, due_in_s),
+                queue,
+                key,
+                count,
+                due_in_s,
             )
         pool = Pool(stage, await stage.worker(), queue)
         costs[f"{DUE} due jobs, {queue}"] = pool.cost_of_all(CLAIM, DUE)

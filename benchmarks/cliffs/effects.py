@@ -73,7 +73,8 @@ async def _dependents(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Co
                INSERT INTO pgworkd.jobs (queue, status, waiting_on)
                SELECT 'r', 'blocked', 1 FROM generate_series(1, $2::int) RETURNING id)
            INSERT INTO pgworkd.job_dependencies (job_id, depends_on) SELECT m.id, $1 FROM made m""",
-        *(job.id, crowd),
+        job.id,
+        crowd,
     )
     await stage.db.execute("ANALYZE pgworkd.jobs, pgworkd.job_dependencies")
     settle = "SELECT pgworkd.settle_completed($1, '{1}', '{NULL}')"

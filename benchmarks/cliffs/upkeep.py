@@ -116,7 +116,10 @@ async def _unblock(stage: Stage, crowd: int) -> AsyncIterator[Mapping[str, Cost]
             """INSERT INTO pgworkd.jobs (queue, serialize_key, status, worker_id, attempts)
                SELECT 'q', 'k' || lpad(i::text, 9, '0'), $1::text::pgworkd.job_status, $2::int, $3
                FROM generate_series(1, $4::int) i""",
-            *(status, worker, 0 if worker is None else 1, crowd),
+            status,
+            worker,
+            0 if worker is None else 1,
+            crowd,
         )
     await stage.db.execute("ANALYZE pgworkd.jobs")
     place = f"k{crowd - STEP:09}"

@@ -14,12 +14,10 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 HISTORY_ROWS_MAX = 100_000
 """How many of the newest finished jobs a filter searches: the history itself has no bound."""
-_INSTANTS = {
-    *("run_at", "created_at", "started_at", "claimed_at", "failed_at", "finished_at", "occurrence"),
-    *("last_at", "next_at", "first_at", "expires_at", "until"),
-    *("paused_until", "muted_until", "revoked_at"),
-    "at",
-}
+_INSTANTS = frozenset(
+    "run_at created_at started_at claimed_at failed_at finished_at occurrence last_at next_at first_at expires_at "
+    "until paused_until muted_until revoked_at at".split()
+)
 
 
 class QueueRow(NamedTuple):

@@ -34,9 +34,8 @@ _COLUMNS = (
     "finished_at",
 )
 
-_COLUMNS_TERMINAL = (  # a narrow terminal omits those before the last first, from the right
-    *("id", "state", "name", "done", "total", "queue", "batches", "created_at", "finished_at", "cancelled", "dead"),
-)
+_COLUMNS_TERMINAL = "id state name done total queue batches created_at finished_at cancelled dead".split()
+"""A narrow terminal omits the columns before the last first, from the right."""
 
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The batch's id.")]
 

@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.settings.queue import EffectiveSetting
 
-_COLUMNS = (
-    *("queue", "due", "scheduled", "running", "failed", "blocked", "dead", "oldest_due_s", "workers", "slots"),
-    *("paused", "paused_until", "sample_age_s"),
-)
-_COLUMNS_TERMINAL = (  # a narrow terminal omits the rightmost first
-    *("queue", "paused", "due", "running", "failed", "dead", "oldest_due_s", "workers", "slots", "blocked"),
-    *("scheduled", "paused_until", "sample_age_s"),
-)
+_COLUMNS = """
+    queue due scheduled running failed blocked dead oldest_due_s workers slots paused paused_until sample_age_s
+""".split()
+_COLUMNS_TERMINAL = """
+    queue paused due running failed dead oldest_due_s workers slots blocked scheduled paused_until sample_age_s
+""".split()
+"""A narrow terminal omits the rightmost columns first."""
 
 ForS = Annotated[
     float | None, duration("--for", "--for-s", text="Length of the pause, such as 10m; default: until resumed.")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-BOUNDS_S = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
-    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0),
-)
+BOUNDS_S = (*(float(f"{digit}e{power}") for power in range(-3, 4) for digit in (1, 2, 5)), 10_000.0)
 """Upper bounds in seconds, each included in its count; the last count has none. As `histogram_bounds()` in SQL."""
 
 

@@ -89,7 +89,9 @@ class MaintenanceStore(ScheduleStore):
         while queue is not None:  # in steps: a million keys may be in use
             step = await self._maintenance.fetch(
                 "SELECT promoted, last_queue, last_key FROM pgworkd.unblock_lines($1, $2, $3)",
-                *(queue, key, UNBLOCK_STEP),
+                queue,
+                key,
+                UNBLOCK_STEP,
             )
             promoted, queue, key = step[0]
             keys += promoted

@@ -123,7 +123,9 @@ class Registry:
             # Annotations may name classes of the function that encloses the handler, as tests do.
             scope = dict(sys._getframe(1).f_locals)  # noqa: SLF001
             self.handlers[kind] = Handler(
-                *(kind, queue or kind, *examined(function, run_in, kind, scope)),
+                kind,
+                queue or kind,
+                *examined(function, run_in, kind, scope),
                 concurrency=concurrency,
                 max_attempts=max_attempts,
                 timeout_s=timeout_s,

@@ -103,7 +103,10 @@ class Autoscaler:
     def __post_init__(self) -> None:
         self._beginning = anyio.CancelScope()
         self._keeper = ProcessKeeper(
-            *("worker", self.workers.name, self.workers.start, self.request_stop),
+            "worker",
+            self.workers.name,
+            self.workers.start,
+            self.request_stop,
             note={"note": "wrong configuration: autoscale stops"},
             kill_after_s=(self.stop_timeout_s, NOW_S),
         )

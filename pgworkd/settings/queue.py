@@ -50,10 +50,10 @@ BOUNDS = {
     "max_losses": NumberBounds(1, 1000, whole=True),
 }
 """Every numeric setting, by the name of its column."""
-NAMES = (
-    *("concurrency", "max_running", "limit_per_key", "rate", "rate_burst", "rate_per_key", "rate_per_key_burst"),
-    *("fair", "keep_s", "backoff_s", "backoff_factor", "backoff_cap_s", "max_losses", "endpoint"),
-)
+NAMES = """
+    concurrency max_running limit_per_key rate rate_burst rate_per_key rate_per_key_burst fair keep_s backoff_s
+    backoff_factor backoff_cap_s max_losses endpoint
+""".split()
 """Every setting by its public name: a rate includes its period."""
 _COLUMNS = {
     "rate": ("rate", "rate_period_s", "rate_burst"),

@@ -7,10 +7,9 @@ import pytest
 from tests.chaos.__main__ import report
 from tests.chaos.drive import Plan, run, workplace
 
-GATEWAY_KINDS = (
-    *("kill", "kill_gateway", "kill_gateway_at_a_point", "freeze_gateway_long", "terminate_gateway"),
-    *("blackhole_gateway", "postgres_down"),
-)
+GATEWAY_KINDS = """
+    kill kill_gateway kill_gateway_at_a_point freeze_gateway_long terminate_gateway blackhole_gateway postgres_down
+""".split()
 KINDS = ("kill", "freeze_long", "blackhole_long", "postgres_down", "terminate", "terminate_sessions", "block_loop")
 
 

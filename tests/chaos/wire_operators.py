@@ -207,6 +207,19 @@ class RevokeToken(Route):
 
 
 ROUTES: list[type[Operation]] = [
-    *(RetryMany, SetQueue, Pause, Resume, PutSchedule, EnableSchedule, RunSchedule, RemoveSchedule),
-    *(Mute, AddToken, RevokeToken, PutEndpoint, DisableEndpoint, EnableEndpoint, RemoveEndpoint),
+    RetryMany,
+    SetQueue,
+    Pause,
+    Resume,
+    PutSchedule,
+    EnableSchedule,
+    RunSchedule,
+    RemoveSchedule,
+    Mute,
+    AddToken,
+    RevokeToken,
+    PutEndpoint,
+    DisableEndpoint,
+    EnableEndpoint,
+    RemoveEndpoint,
 ]

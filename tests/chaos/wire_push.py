@@ -158,6 +158,11 @@ class CallbackExtend(_Callback, Extend):
 
 
 OPERATIONS: list[type[Operation]] = [
-    *(HandOver, Pause, Disable),
-    *(CallbackComplete, CallbackFail, CallbackRelease, CallbackExtend),
+    HandOver,
+    Pause,
+    Disable,
+    CallbackComplete,
+    CallbackFail,
+    CallbackRelease,
+    CallbackExtend,
 ]

@@ -266,6 +266,19 @@ class Read(Route):
 
 
 ROUTES: list[type[Operation]] = [
-    *(CreateJob, PutJob, Bulk, Stream, Workflow, Cancel, Edit, Replay),
-    *(Tree, AddChild, AddJobs, Seal, CancelBatch, DeleteBatch, Read),
+    CreateJob,
+    PutJob,
+    Bulk,
+    Stream,
+    Workflow,
+    Cancel,
+    Edit,
+    Replay,
+    Tree,
+    AddChild,
+    AddJobs,
+    Seal,
+    CancelBatch,
+    DeleteBatch,
+    Read,
 ]

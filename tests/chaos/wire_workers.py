@@ -285,6 +285,18 @@ class Settlements(Complete):
 
 
 ROUTES: list[type[Operation]] = [
-    *(Register, Serve, Beat, Ask, Claim, ClaimOwn, SignOff),
-    *(Complete, CompleteOwn, CompleteWithJobs, Fail, Release, Extend, Settlements),
+    Register,
+    Serve,
+    Beat,
+    Ask,
+    Claim,
+    ClaimOwn,
+    SignOff,
+    Complete,
+    CompleteOwn,
+    CompleteWithJobs,
+    Fail,
+    Release,
+    Extend,
+    Settlements,
 ]

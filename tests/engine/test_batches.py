@@ -129,7 +129,7 @@ async def test_callbacks_are_stored_as_job_templates(db: asyncpg.Connection[Any]
     assert (alarm["queue"], alarm["serialize_key"]) == ("alarm", "s")
     assert [
         report[name] for name in ("queue", "kind", "priority", "max_attempts", "timeout_s", "meta", "limit_key")
-    ] == [*("report", "k", 3, 1, 2.0, '{"m": 1}', "l")]
+    ] == ["report", "k", 3, 1, 2.0, '{"m": 1}', "l"]
     assert '"month": 11' in report["payload"]
 
 

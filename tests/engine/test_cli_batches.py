@@ -41,7 +41,9 @@ def end(shell: Shell, batch_id: Any, count: int, status: str = "completed") -> N
     shell.sql(
         "SELECT pgworkd.settle_completed(array_agg(id), array_agg(attempt), array_agg(NULL::text))"
         " FROM pgworkd.claim(%s, %s, %s)",
-        *(worker, queue, count),
+        worker,
+        queue,
+        count,
     )
 
 
@@ -57,7 +59,10 @@ def test_a_tree_is_shown_with_its_progress(shell: Shell) -> None:
     ]
     facts = json.loads(shell("batches", "show", str(root.id), "--json").stdout)
     assert [(each["name"], each["depth"], each["done"]) for each in facts] == [
-        *(("payroll", 0, 3), ("cheques", 1, 0), ("letters", 2, 0), ("\x1b[31mtax", 1, 0))
+        ("payroll", 0, 3),
+        ("cheques", 1, 0),
+        ("letters", 2, 0),
+        ("\x1b[31mtax", 1, 0),
     ]
 
 

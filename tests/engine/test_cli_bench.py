@@ -45,7 +45,13 @@ def test_all_figures_are_printed_and_every_table_is_as_before(shell: Shell, benc
     command = bench("--jobs", "400")
     lines = ended(command).splitlines()
     assert [line.split("  ")[0] for line in lines[:8]] == [
-        *("WHAT", "round trip", "enqueue one by one", "enqueue in bulk", "drain", "worker CPU", "server CPU"),
+        "WHAT",
+        "round trip",
+        "enqueue one by one",
+        "enqueue in bulk",
+        "drain",
+        "worker CPU",
+        "server CPU",
         "insert to handler, idle",
     ]
     assert lines[9].startswith("Draining (")

@@ -23,7 +23,9 @@ __all__ = ["clean", "shell"]  # fixtures
 def many(shell: Shell, count: int, status: str = "pending", queue: str = "q") -> None:
     shell.sql(
         "INSERT INTO pgworkd.jobs (queue, status, failed_at) SELECT %s, %s, now() FROM generate_series(1, %s)",
-        *(queue, status, count),
+        queue,
+        status,
+        count,
     )
 
 
@@ -268,7 +270,8 @@ def test_a_job_that_died_of_something_else_since_is_not_of_the_group(shell: Shel
     first = group_of(shell, job)
     shell.sql(
         "UPDATE pgworkd.jobs SET attempts = attempts + 1, error = 'E: no network', errors = %s WHERE id = %s",
-        *(json.dumps([{"type": "E", "message": "no network"}]), job),
+        json.dumps([{"type": "E", "message": "no network"}]),
+        job,
     )
     shell.sql("SELECT pgworkd.note_deaths(%s::uuid[])", [job])
     shell.sql("SELECT pgworkd.count_deaths(10000)")

@@ -39,12 +39,15 @@ def fill(shell: Shell) -> tuple[str, str]:
     shell.sql(
         "UPDATE pgworkd.jobs SET status = 'dead', failures = 3, failed_at = now(), error = %s, errors = %s "
         "WHERE id = %s",
-        *(name, error, job),
+        name,
+        error,
+        job,
     )
     shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES (%s)", name)
     shell.sql(
         "INSERT INTO pgworkd.workers (name, pid, version, lease_s, lease_until) VALUES (%s, 1, %s, 30, now() + '1 h')",
-        *(name, name),
+        name,
+        name,
     )
     shell.sql("INSERT INTO pgworkd.queues (name, concurrency) VALUES (%s, 3)", name)
     shell.sql("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES (%s, %s, 60)", name, name)

@@ -17,7 +17,8 @@ def put(shell: Shell, name: str = "nightly", source: str = "sql") -> None:
     shell.sql(
         "INSERT INTO pgworkd.schedules (name, queue, kind, payload, every_s, source)"
         " VALUES (%s, 'reports', 'sum', '{\"n\": 1}', 3600, %s)",
-        *(name, source),
+        name,
+        source,
     )
 
 
@@ -30,7 +31,11 @@ def test_the_list_shows_the_rule_and_whether_it_is_disabled(shell: Shell) -> Non
     put(shell)
     (row,) = json.loads(shell("schedules", "--json").stdout)
     assert (row["name"], row["queue"], row["kind"], row["every_s"], row["enabled"]) == (
-        *("nightly", "reports", "sum", 3600, True),
+        "nightly",
+        "reports",
+        "sum",
+        3600,
+        True,
     )
     assert "every 3600 s" in shell("schedules").stdout
     shell("schedules", "disable", "nightly")
@@ -80,7 +85,11 @@ def test_run_now_inserts_a_separate_job_even_while_disabled(shell: Shell) -> Non
     assert UUID_LINE.fullmatch(said)
     job = json.loads(shell("job", said.strip(), "--json").stdout)
     assert (job["queue"], job["kind"], job["payload"], job["schedule"], job["status"]) == (
-        *("reports", "sum", {"n": 1}, None, "pending"),
+        "reports",
+        "sum",
+        {"n": 1},
+        None,
+        "pending",
     )
     assert json.loads(shell("schedules", "run-now", "nightly", "--json").stdout)["id"] != said.strip()
     rows = json.loads(shell("audit", "--job", said.strip(), "--json").stdout)

@@ -126,7 +126,7 @@ def test_a_narrow_list_of_dead_jobs_has_their_messages(shell: Shell, monkeypatch
     }
     for kind, message in errors.items():
         job = shell.die(
-            *("mail-shots",),
+            "mail-shots",
             kind="invoice",
             error=f"{kind}: {message}",
             errors=json.dumps([{"type": kind, "message": message}]),

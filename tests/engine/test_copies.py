@@ -54,7 +54,8 @@ async def copy(db: asyncpg.Connection[Any]) -> dict[str, Any]:
     gone = await db.fetchval(GONE_WORKER)
     await db.execute(
         "UPDATE pgworkd.jobs SET status = 'running', attempts = 1, worker_id = $1, started_at = now() WHERE id = $2",
-        *(gone, charge),
+        gone,
+        charge,
     )
     return {"mail": mail, "charge": charge}
 

@@ -167,10 +167,9 @@ def test_no_text_forges_a_header(subject: str, text: str) -> None:
     head = raw.partition(b"\n\n")[0].decode("ascii")
     names = [line.partition(":")[0] for line in head.split("\n") if line[:1] not in (" ", "\t")]
     assert sorted(set(names)) == sorted(names)
-    assert set(names) == {
-        *("Subject", "From", "To", "Date", "Message-ID", "Auto-Submitted"),
-        *("Content-Type", "Content-Transfer-Encoding", "MIME-Version"),
-    }
+    assert set(names) == set(
+        "Subject From To Date Message-ID Auto-Submitted Content-Type Content-Transfer-Encoding MIME-Version".split()
+    )
 
 
 async def test_an_alert_by_mail_is_retried_until_the_server_takes_it(

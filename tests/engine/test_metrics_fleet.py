@@ -100,7 +100,7 @@ def test_autoscale_shows_its_workers_as_one(start: Start, dsn: str, tmp_path: Pa
     flags = ("--queue=hang", "--min=2", "--max=2", "--up-at=5", "--down-at=1", "--every-s=0.1", *LISTEN)
     command = (sys.executable, "-m", "pgworkd.cli", "run", "--app=watched:app", "--queue=mail")
     run = start(
-        *("autoscale", *flags, "--", *command), PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json", PGWORKD_WORKER_NAME="w"
+        "autoscale", *flags, "--", *command, PGWORKD_DSN=dsn, PGWORKD_LOG_FORMAT="json", PGWORKD_WORKER_NAME="w"
     )
     address = address_of(run)
     waits_until(lambda: ready(address))

@@ -157,7 +157,9 @@ def test_a_port_in_use_ends_the_start(start: Start, dsn: str, processes: str) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         run = start(
-            *("run", "--app=notes:app", f"--processes={processes}"),
+            "run",
+            "--app=notes:app",
+            f"--processes={processes}",
             PGWORKD_DSN=dsn,
             PGWORKD_METRICS_LISTEN=address,
             PGWORKD_LOG_FORMAT="json",

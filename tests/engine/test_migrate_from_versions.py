@@ -242,7 +242,7 @@ _COMPLETED = """
 _CALLED = """
     SELECT (SELECT count(*) FROM pgworkd.batches WHERE parent_id IS NULL)
          - (SELECT count(*) FROM pgworkd.finished_jobs WHERE queue = 'told')"""
-_BAD = (
-    *("job.failed", "job.lost", "settle.refused", "database.away", "daemon.failed", "Traceback"),
-    *("outcome.rejected", "outcomes.rejected", "database.unavailable"),
+_BAD = tuple(
+    "job.failed job.lost settle.refused database.away daemon.failed Traceback outcome.rejected outcomes.rejected "
+    "database.unavailable".split()
 )

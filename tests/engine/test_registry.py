@@ -109,12 +109,12 @@ ALLOWED = {
     ("bench", "importlib.import_module"): 2,  # our own package of that name
 }
 """(module, call): how many. Every call that could run code from data, and why it does not."""
-DANGEROUS = {
-    *("eval", "exec", "compile", "__import__", "importlib.import_module", "runpy.run_path", "runpy.run_module"),
-    *("pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "dill.loads"),
-    *("yaml.load", "yaml.unsafe_load", "jsonpickle.decode", "os.system", "os.popen", "os.execvp", "os.execv"),
-    *("subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "pty.spawn"),
-}
+DANGEROUS = """
+    eval exec compile __import__ importlib.import_module runpy.run_path runpy.run_module pickle.load pickle.loads
+    pickle.Unpickler marshal.load marshal.loads shelve.open dill.loads yaml.load yaml.unsafe_load jsonpickle.decode
+    os.system os.popen os.execvp os.execv subprocess.getoutput subprocess.getstatusoutput
+    asyncio.create_subprocess_shell pty.spawn
+""".split()
 
 
 def calls(source: str) -> list[str]:

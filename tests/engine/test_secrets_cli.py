@@ -144,10 +144,7 @@ def test_no_password_when_the_dsn_is_misplaced(name: str) -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    [
-        *("--lease-s", "--processes", "--log-level", "--log-format", "--app", "--queue", "--worker-name"),
-        "--metrics-listen",
-    ],
+    "--lease-s --processes --log-level --log-format --app --queue --worker-name --metrics-listen".split(),
 )
 def test_no_password_when_the_dsn_is_the_value_of_another_option(flag: str) -> None:
     for password in PASSWORDS.values():

@@ -27,7 +27,10 @@ async def test_each_driver_can_enqueue_a_job_after_others(opener: Any, dsn: str,
         )
     rows = await db.fetch("SELECT id, status::text, waiting_on FROM pgworkd.jobs ORDER BY id")
     assert [tuple(row) for row in rows] == [
-        *((first, "pending", 0), (second, "pending", 0), (third, "blocked", 2), (fourth, "blocked", 1))
+        (first, "pending", 0),
+        (second, "pending", 0),
+        (third, "blocked", 2),
+        (fourth, "blocked", 1),
     ]
 
 

@@ -201,10 +201,20 @@ async def django_wrapper(dsn: str, autocommit: bool) -> AsyncIterator[Caller]:
 
 
 TRANSACTIONAL = [
-    *(asyncpg_connection, asyncpg_proxy, psycopg_sync, psycopg_unusual, psycopg_async),
-    *(sqlalchemy_connection, sqlalchemy_session, sqlalchemy_scoped_session),
-    *(sqlalchemy_async_connection, sqlalchemy_async_psycopg, sqlalchemy_async_session, sqlalchemy_async_scoped_session),
-    *(django_proxy, django_wrapper),
+    asyncpg_connection,
+    asyncpg_proxy,
+    psycopg_sync,
+    psycopg_unusual,
+    psycopg_async,
+    sqlalchemy_connection,
+    sqlalchemy_session,
+    sqlalchemy_scoped_session,
+    sqlalchemy_async_connection,
+    sqlalchemy_async_psycopg,
+    sqlalchemy_async_session,
+    sqlalchemy_async_scoped_session,
+    django_proxy,
+    django_wrapper,
 ]
 in_a_transaction = pytest.mark.parametrize("opener", TRANSACTIONAL)
 in_autocommit = pytest.mark.parametrize("opener", [*TRANSACTIONAL, asyncpg_pool])

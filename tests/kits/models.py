@@ -255,7 +255,10 @@ class World(ABC):
         await db.execute("UPDATE pgworkd.workers SET lease_until = $2 WHERE id = $1", self.workers[victim], at(-1))
         await db.execute(
             "UPDATE pgworkd.workers SET steady_since = $2, seen_at = $3, lease_until = $4 WHERE id = $1",
-            *(rescuer, at(self.now - LEASE_S), at(self.now), at(self.now + LEASE_S)),
+            rescuer,
+            at(self.now - LEASE_S),
+            at(self.now),
+            at(self.now + LEASE_S),
         )
         await rescue(db, rescuer)
         self.workers[victim] = await worker(db, LEASE_S)

@@ -44,8 +44,13 @@ async def claim_rows(
     given = tokens or [await token(db, waiter.worker) or uuid.uuid4() for waiter in waiters]
     return await db.fetch(
         "SELECT * FROM pgworkd.claim_for($1, $2, $3, $4, $5, $6, $7)",
-        *([each.worker for each in waiters], given, [each.limit for each in waiters]),
-        *([each.lease_s for each in waiters], await standing(db), assignment or uuid.uuid4(), queue),
+        [each.worker for each in waiters],
+        given,
+        [each.limit for each in waiters],
+        [each.lease_s for each in waiters],
+        await standing(db),
+        assignment or uuid.uuid4(),
+        queue,
     )
 
 

@@ -28,10 +28,10 @@ _TYPES = {
     "yields": "bool",
 }  # of columns that are not text
 
-TABLES = [
-    *("audit", "batch_additions", "batches", "finished_jobs", "job_dependencies"),
-    *("jobs", "pools", "progress", "queues", "refused_rows", "result_waiters", "schedules", "workers"),
-]
+TABLES = """
+    audit batch_additions batches finished_jobs job_dependencies jobs pools progress queues refused_rows
+    result_waiters schedules workers
+""".split()
 LEASE_GONE = "PW001"
 BATCH_CLOSED = "PW003"
 NEVER = "PW004"
@@ -144,8 +144,15 @@ async def fail(
     names, instants, revisions = ([value] for value in following) if following else (None, None, None)
     rows = await db.fetch(
         "SELECT * FROM pgworkd.settle_failed($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        *(ids, _each(attempts, ids), _each(delay_s, ids), _each(permanent, ids), [message] * len(ids)),
-        *([entry] * len(ids), names, instants, revisions),
+        ids,
+        _each(attempts, ids),
+        _each(delay_s, ids),
+        _each(permanent, ids),
+        [message] * len(ids),
+        [entry] * len(ids),
+        names,
+        instants,
+        revisions,
     )
     _once([row["id"] for row in rows])
     return {row["id"]: row["status"] for row in rows}

@@ -52,7 +52,11 @@ def serve(start: Start, tmp_path: Path, dsn: str, *args: str, text: str = APP, *
     """Starts daemons; the address of their metrics."""
     (tmp_path / "watched.py").write_text(text)
     run = start(
-        *("run", "--app=watched:app", "--poll-s=0.05", *LISTEN, *args),
+        "run",
+        "--app=watched:app",
+        "--poll-s=0.05",
+        *LISTEN,
+        *args,
         **{"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json"} | environ,
     )
     return address_of(run)

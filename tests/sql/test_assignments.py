@@ -70,7 +70,8 @@ async def test_the_places_for_the_next_claim_are_returned_once(db: Db) -> None:
     await one(db, losses=2)
     rows = await db.fetch(
         "SELECT * FROM pgworkd.claim_for($1, $2, '{2,2}', '{NULL,NULL}', NULL, NULL, 'q', p_places => '{}')",
-        *([a, b], [await token(db, a), await token(db, b)]),
+        [a, b],
+        [await token(db, a), await token(db, b)],
     )
     extras = [row for row in rows if row["id"] is None]
     assert len(rows) == 4 + len(extras)
@@ -205,7 +206,12 @@ async def test_only_the_very_attempt_of_the_very_worker_is_settled(db: Db) -> No
     ids = [mine, mine, theirs, own]
     settled = await db.fetchval(
         "SELECT pgworkd.settle_completed($1, pgworkd.fenced($1, $2, $3, $4, $5), $6)",
-        *(ids[1:], [1] * 3, [b, b, stands], [tb, tb, ts], [None, None, assignment], [None] * 3),
+        ids[1:],
+        [1] * 3,
+        [b, b, stands],
+        [tb, tb, ts],
+        [None, None, assignment],
+        [None] * 3,
     )
     assert sorted(settled) == sorted([theirs, own]), "a settle by its id alone would have taken all three"
     assert await statuses(db, [mine]) == ["running"]

@@ -107,12 +107,16 @@ async def test_retry_records_what_it_changed(db: Db) -> None:
     await retry(db, died, waiting)
     assert await notes(db) == [
         (
-            *("retry", "q", died),
+            "retry",
+            "q",
+            died,
             {"status": "dead", "failures": 1, "run_at": "2100-06-15T11:59:00+00:00"},
             {"status": "pending", "failures": 0, "run_at": NOW},
         ),
         (
-            *("retry", "q", waiting),
+            "retry",
+            "q",
+            waiting,
             {"status": "failed", "run_at": "2100-06-15T12:01:30+00:00"},
             {"status": "pending", "run_at": NOW},
         ),
@@ -198,7 +202,9 @@ async def test_queue_settings_are_recorded_whatever_changes_them(db: Db) -> None
     assert await notes(db) == [
         ("queue", "mail", None, {"max_running": None}, {"max_running": 5}),
         (
-            *("queue", "mail", None),
+            "queue",
+            "mail",
+            None,
             {"max_running": 5, "paused_until": None},
             {"max_running": None, "paused_until": "infinity"},
         ),

@@ -138,7 +138,10 @@ async def _insert(db: Db, batch_id: uuid.UUID, kind: int) -> None:
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, batch_id, serialize_key, dedupe_key, expires_at, max_attempts)"
         " SELECT 'q', $1, $2, $3, $4, 2 FROM generate_series(1, $5) ON CONFLICT DO NOTHING",
-        *(batch_id, "k" if kind == 0 else None, "d" if kind == 1 else None, at(2) if kind == 2 else None),
+        batch_id,
+        "k" if kind == 0 else None,
+        "d" if kind == 1 else None,
+        at(2) if kind == 2 else None,
         2 if kind == 3 else 1,
     )
 

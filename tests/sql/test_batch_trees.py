@@ -84,7 +84,12 @@ async def test_a_callback_is_inserted_as_described(db: Db) -> None:
     row = await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE queue = 'done'")
     assert row is not None
     assert [row[n] for n in ("kind", "priority", "max_attempts", "timeout_s", "serialize_key", "limit_key")] == [
-        *("k", 5, 7, 2.5, "s", "l")
+        "k",
+        5,
+        7,
+        2.5,
+        "s",
+        "l",
     ]
     assert (json.loads(row["payload"])["a"], json.loads(row["meta"]), row["batch_id"]) == (1, {"m": 1}, None)
 

@@ -116,7 +116,12 @@ async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) 
     )
     row = await live(db, job_id)
     assert [row[name] for name in ("kind", "queue", "priority", "run_at", "max_attempts", "timeout_s")] == [
-        *("other", "r", 7, at(9), 2, 3.0)
+        "other",
+        "r",
+        7,
+        at(9),
+        2,
+        3.0,
     ]
     assert await add(db, batch_id, 0) == []
 

@@ -227,7 +227,7 @@ async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, co
         while rows := await claimed(1000):
             await complete(db, [row.id for row in rows])
         await one(db, run_at=at(second))
-        return await blocks(db, CLAIM, *(worker_id, "q", 10, [], [], *cursor.start(0.001)))
+        return await blocks(db, CLAIM, worker_id, "q", 10, [], [], *cursor.start(0.001))
 
     async def claimed(limit: int) -> Claims:
         order = (worker_id, "q", limit, [], [], *cursor.start(0.001))

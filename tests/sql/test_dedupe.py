@@ -100,8 +100,11 @@ async def ended(db: Db, how: str) -> uuid.UUID:
 
 
 ENDS = [
-    *("completed", "cancelled while it runs", "cancelled after a failure"),
-    *("cancelled while it waits", "expired"),
+    "completed",
+    "cancelled while it runs",
+    "cancelled after a failure",
+    "cancelled while it waits",
+    "expired",
 ]
 
 
@@ -110,9 +113,7 @@ async def test_a_finished_job_keeps_its_key_until_dedupe_until(db: Db, how: str)
     job_id = await ended(db, how)
     assert (await over(db, job_id))["status"] == how.split()[0]
     row = {name: value for name, value in (await live(db, job_id)).items() if value not in (None, 0, False)}
-    assert row.keys() == {
-        *("id", "run_at", "created_at", "dedupe_until", "status", "queue", "payload", "errors", "dedupe_key")
-    }
+    assert row.keys() == set("id run_at created_at dedupe_until status queue payload errors dedupe_key".split())
     assert (row["status"], row["payload"], row["errors"], row["dedupe_until"]) == ("completed", "{}", "[]", UNTIL)
 
     await clock(3599.999, db)
@@ -206,7 +207,9 @@ async def test_expired_keys_are_deleted_in_steps(db: Db, other: Db) -> None:
         assert await other.fetchval("SELECT pgworkd.expire()") == 2, "one is locked, two have time"
     await db.execute("COMMIT")
     assert await db.fetchval("SELECT array_agg(dedupe_key::text ORDER BY dedupe_key) FROM pgworkd.jobs") == [
-        *("k0", "k3", "k4")
+        "k0",
+        "k3",
+        "k4",
     ]
     await clock(99, db)
     assert [await db.fetchval("SELECT pgworkd.expire(2)") for _ in range(3)] == [2, 1, 0]

@@ -112,8 +112,12 @@ class FlowWorld(World):
             await db.execute(
                 "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, priority, run_at, yields, expires_at)"
                 " VALUES ('q', $1, $2, $3, $4, $5, $6)",
-                *(serialize_key, limit_key, number - 1, at(self.now + (0.0, -5.0, 0.5)[int(step.which * 9) % 3])),
-                *(step.which > 0.8, at(self.now + 3) if 0.4 < step.which < 0.5 else None),
+                serialize_key,
+                limit_key,
+                number - 1,
+                at(self.now + (0.0, -5.0, 0.5)[int(step.which * 9) % 3]),
+                step.which > 0.8,
+                at(self.now + 3) if 0.4 < step.which < 0.5 else None,
             )
 
     def _operate(self, step: Step, db: Db, job_id: uuid.UUID) -> Awaitable[Any]:

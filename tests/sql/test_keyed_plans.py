@@ -138,7 +138,9 @@ async def _blocked(db: Db, count: int, queue: str = "q") -> None:
     await db.execute(
         "INSERT INTO pgworkd.jobs (queue, serialize_key, status, run_at)"
         " SELECT $1, 'k' || n % 2, 'blocked', $2::timestamptz + n * interval '1 us' FROM generate_series(1, $3) n",
-        *(queue, at(-4), count),
+        queue,
+        at(-4),
+        count,
     )
 
 

@@ -250,9 +250,21 @@ async def _occurrences(db: Db) -> Scene:
 @pytest.mark.parametrize(
     "scene",
     [
-        *(_expire, _free_keys, _prune_dead, _prune_batches, _forget_kept, _forget_audit, _mend_batches),
-        *(_unblock_cancelled, _unblock_lines, _effects_of_ends, _effects_of_keys, _effects_of_batches),
-        *(_mend_dependencies, _mend_doomed, _occurrences),
+        _expire,
+        _free_keys,
+        _prune_dead,
+        _prune_batches,
+        _forget_kept,
+        _forget_audit,
+        _mend_batches,
+        _unblock_cancelled,
+        _unblock_lines,
+        _effects_of_ends,
+        _effects_of_keys,
+        _effects_of_batches,
+        _mend_dependencies,
+        _mend_doomed,
+        _occurrences,
     ],
 )
 async def test_a_row_that_refuses_does_not_delay_the_others(db: Db, scene: Callable[[Db], Awaitable[Scene]]) -> None:

@@ -58,7 +58,7 @@ async def test_a_row_that_keeps_refusing_is_retried_with_growing_pauses(db: Db) 
         seconds += pauses[-1]
         await clock(seconds, db)
         await db.execute("UPDATE pgworkd.workers SET steady_since = $1, seen_at = $2, lease_until = $3 WHERE id = $4",
-                         *(at(0), at(seconds), at(seconds + 30), rescuer))  # fmt: skip
+                         at(0), at(seconds), at(seconds + 30), rescuer)  # fmt: skip
     assert pauses == [10, 20, 40, 80, 160, 320, 600, 600, 600]
 
 

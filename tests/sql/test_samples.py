@@ -46,7 +46,8 @@ async def append(db: Db, dice: random.Random, rows: int) -> None:
         age_s = dice.choice((60, 7200, 86_400 * 2, 86_400 * 9)) * dice.random()
         await db.execute(
             "UPDATE pgworkd.queue_minutes SET at = at - make_interval(secs => $1) WHERE at > $2::timestamptz",
-            *(age_s, T0 - timedelta(seconds=11)),
+            age_s,
+            T0 - timedelta(seconds=11),
         )
 
 

@@ -93,7 +93,8 @@ async def test_a_batch_tree_created_in_plain_sql_does_the_same(dsn: str, db: asy
         await db.execute(
             """INSERT INTO pgworkd.jobs (queue, batch_id, payload)
                SELECT 'calculate', $1, jsonb_build_object('employee', n) FROM generate_series(0, $2::int - 1) n""",
-            *(root, EMPLOYEES),
+            root,
+            EMPLOYEES,
         )
         await db.execute("SELECT pgworkd.seal_batch($1)", root)
     async with running(payroll.app, dsn) as (_, seen):

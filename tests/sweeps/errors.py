@@ -23,7 +23,10 @@ from tests.kits.daemon import running, until
 
 DATABASE = Path(pgworkd.__file__).parent / "database"
 SENT_BY = (
-    *("store.py", "heartbeat_store.py", "maintenance_store.py", "schedule_store.py"),
+    "store.py",
+    "heartbeat_store.py",
+    "maintenance_store.py",
+    "schedule_store.py",
     "settles.py",
 )
 CODES = ("57014", "55P03", "40001", "40P01", "53200", "55000", "22P05", "P0001")
@@ -55,11 +58,10 @@ _SETUP = """
     GRANT USAGE ON SEQUENCE fault.calls TO PUBLIC"""
 OF_A_HANDLER = {"complete_own"}
 """Called in job.transaction(): an error there is the handler's failure."""
-SELDOM = {
-    *("carefully", "deferred", "drop_pool", "fail_schedule", "fenced", "forget_rates", "jobs_of", "kinds_elsewhere"),
-    *("mend_dependencies", "payloads", "refuse_claims", "retire_schedules", "rule_out_days", "settle_ended"),
-    *("sign_off", "unlocked", "validate_days"),
-}
+SELDOM = """
+    carefully deferred drop_pool fail_schedule fenced forget_rates jobs_of kinds_elsewhere mend_dependencies
+    payloads refuse_claims retire_schedules rule_out_days settle_ended sign_off unlocked validate_days
+""".split()
 """Functions that a run of this application may not call; it must call all others."""
 _WRAP = r"""
     DO $do$

@@ -31,11 +31,7 @@ from tests.kits.others import MARK, Thing, marked
 
 GOOD_S = 15.0
 """What does not need a refused row ends within that time; on an idle machine within a second or two."""
-PERIODS = Periods(
-    *(0.1, 0.1, 0.1, 0.1, 0.1, 0.1),
-    keep_days=1,
-    keep_dead_days=2,
-)
+PERIODS = Periods(*[0.1] * 6, keep_days=1, keep_dead_days=2)
 LIVE = "status IN ('blocked', 'pending', 'running', 'failed')"
 REFUSED = "coalesce(error LIKE 'the outcome % could not be stored: %', false)"
 """Settled as refused: dead, or to be retried in a minute."""

@@ -10,10 +10,10 @@ from tests.kits.verbs import Db
 
 from .others_objects import play, quickly
 
-TABLES = (
-    *("audit", "batch_additions", "batches", "deaths", "error_groups", "finished_jobs", "job_dependencies"),
-    *("pending_effects", "progress", "queues", "rates", "schedules", "tokens", "workers"),
-)
+TABLES = """
+    audit batch_additions batches deaths error_groups finished_jobs job_dependencies pending_effects progress queues
+    rates schedules tokens workers
+""".split()
 STATISTICS = ("alerts", "queue_minutes", "queue_samples", "result_waiters", "samples")
 OTHER = {
     "alert_rules", "endpoints", "origin",  # rows that only operators change

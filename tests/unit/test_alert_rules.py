@@ -16,10 +16,10 @@ from tests.kits.prometheus import healthy, needs_promtool, promtool, selector
 
 pytestmark = needs_promtool
 RULES = {rule.name: rule for rule in rules()}
-NAMES = {
-    *("QueueStalled", "QueueLate", "NoWorker", "BacklogGrows", "DeadJobs", "JobsLost", "LeaseFenced", "DatabaseAway"),
-    *("NotListening", "ScheduleLate", "SnapshotHeld", "WorkerGone"),
-}
+NAMES = set(
+    "QueueStalled QueueLate NoWorker BacklogGrows DeadJobs JobsLost LeaseFenced DatabaseAway NotListening ScheduleLate "
+    "SnapshotHeld WorkerGone".split()
+)
 FLEET = {"job": "fleet", "instance": "w1"}
 
 

@@ -158,6 +158,15 @@ def test_panels_fill_the_width_and_none_lies_on_another(source: str) -> None:
 
 def test_the_rows_are_those_that_an_operator_looks_for() -> None:
     assert [panel["title"] for panel in PROMETHEUS["panels"] if panel["type"] == "row"] == [
-        *("What needs attention", "Throughput", "Waiting and running", "Backlog", "Running and slots"),
-        *("Claims and settles", "Losses and leases", "Maintenance", "Database", "Schedules", "Workers"),
+        "What needs attention",
+        "Throughput",
+        "Waiting and running",
+        "Backlog",
+        "Running and slots",
+        "Claims and settles",
+        "Losses and leases",
+        "Maintenance",
+        "Database",
+        "Schedules",
+        "Workers",
     ]

@@ -44,10 +44,10 @@ _OF_DAEMONS = {
     "metrics_listen": "serves /metrics, /healthz and /readyz on its own port",
 }
 _WATCHES = dict.fromkeys(
-    (
-        *("app", "queues", "processes", "lease_s", "heartbeat_s", "poll_s", "shutdown_s", "transactions_max"),
-        *("keep_days", "keep_dead_days", "statistics", "slow_min_s", "slow_factor", "environment", "loop_limit_s"),
-    ),
+    """
+        app queues processes lease_s heartbeat_s poll_s shutdown_s transactions_max keep_days keep_dead_days
+        statistics slow_min_s slow_factor environment loop_limit_s
+    """.split(),
     "is no worker: it claims nothing and maintains nothing",
 )
 _COMMAND = {
@@ -71,10 +71,7 @@ UNREAD: dict[str, dict[str, str]] = {
         **_OF_MAIL,
         **_OF_REMOTE,
         **dict.fromkeys(
-            (
-                *("http_listen", "http_proxies", "http_hosts", "http_auth", "shutdown_s", "log_level", "log_format"),
-                "metrics_listen",
-            ),
+            "http_listen http_proxies http_hosts http_auth shutdown_s log_level log_format metrics_listen".split(),
             "of the server around it",
         ),
     },

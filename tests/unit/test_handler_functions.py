@@ -104,19 +104,26 @@ def first(value: Any) -> Any:
     return next(iter(value.values()), 0)
 
 
-NO_OBJECTS: list[Any] = [
-    *(int, float, str, bytes, bool, complex, None, list, tuple, set, frozenset),
-    *(list[int], tuple[int, ...], set[int], Sequence[int], Iterable[int], collections.deque),
-    *(datetime.datetime, datetime.date, datetime.timedelta, uuid.UUID, decimal.Decimal),
-    *(ipaddress.IPv4Address, pathlib.Path, re.Pattern, AnyUrl, SecretStr, Json),
-    *(Color, Literal["a"], Literal[1, None], type[int], Callable[[], int]),
-    *(int | str, int | None, list[Note], list[dict[str, int]], Numbers),
-    *(Annotated[int, Field(gt=0)], Annotated[int, AfterValidator(str)], Annotated[list[int], "text"]),
-]
+SCALARS: list[Any] = [int, float, decimal.Decimal, str, bytes, bool, complex, None]
+SEQUENCES: list[Any] = [list, tuple, set, frozenset, list[int], tuple[int, ...], set[int], Sequence[int], Iterable[int]]
+INSTANTS: list[Any] = [datetime.datetime, datetime.date, datetime.timedelta]
+TEXTS: list[Any] = [uuid.UUID, ipaddress.IPv4Address, pathlib.Path, re.Pattern, AnyUrl, SecretStr, Json]
+ODD: list[Any] = [collections.deque, Color, Literal["a"], Literal[1, None], type[int], Callable[[], int], Numbers]
+UNIONS: list[Any] = [int | str, int | None, list[Note], list[dict[str, int]]]
+ANNOTATED = [Annotated[int, Field(gt=0)], Annotated[int, AfterValidator(str)], Annotated[list[int], "text"]]
+NO_OBJECTS = [*SCALARS, *SEQUENCES, *INSTANTS, *TEXTS, *ODD, *UNIONS, *ANNOTATED]
+MAPPINGS: list[Any] = [dict, dict[str, int], dict[str, Any], Mapping[str, Any], collections.OrderedDict[str, int]]
+CLASSES: list[Any] = [Note, Record, Typed, Named, Table, Tree, WithFunction, Own, Unpacked]
 OBJECTS: list[Any] = [
-    *(dict, dict[str, int], dict[str, Any], Mapping[str, Any], collections.OrderedDict[str, int], Any, object),
-    *(Note, Record, Typed, Named, Table, Tree, WithFunction, Own, Unpacked),
-    *(Note | None, int | Note, list[int] | Note, Annotated[Note, "text"], Annotated[WithFunction, "text"]),
+    *MAPPINGS,
+    Any,
+    object,
+    *CLASSES,
+    Note | None,
+    int | Note,
+    list[int] | Note,
+    Annotated[Note, "text"],
+    Annotated[WithFunction, "text"],
     Annotated[Tagged | Other, Field(discriminator="tag")],
     Annotated[int, BeforeValidator(first)],
     Annotated[int, PlainValidator(first)],

@@ -38,10 +38,30 @@ def test_valid_contexts_are_read(given: str, read: str) -> None:
 
 
 WRONG = [
-    *("", "00", PARENT[:-1], PARENT + " ", PARENT + "\n", " " + PARENT, PARENT.upper(), PARENT + "-x", PARENT + "0"),
-    *(f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"0x-{TRACE}-{SPAN}-01"),
-    *(f"00-{TRACE}-{SPAN}-zz", f"00-{TRACE[:-1]}٣-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01x", PARENT * 20_000),
-    *(None, True, 7, 1e300, [], [PARENT], {"traceparent": PARENT}),
+    "",
+    "00",
+    PARENT[:-1],
+    PARENT + " ",
+    PARENT + "\n",
+    " " + PARENT,
+    PARENT.upper(),
+    PARENT + "-x",
+    PARENT + "0",
+    f"ff-{TRACE}-{SPAN}-01",
+    f"00-{'0' * 32}-{SPAN}-01",
+    f"00-{TRACE}-{'0' * 16}-01",
+    f"0x-{TRACE}-{SPAN}-01",
+    f"00-{TRACE}-{SPAN}-zz",
+    f"00-{TRACE[:-1]}٣-{SPAN}-01",
+    f"cc-{TRACE}-{SPAN}-01x",
+    PARENT * 20_000,
+    None,
+    True,
+    7,
+    1e300,
+    [],
+    [PARENT],
+    {"traceparent": PARENT},
 ]
 
 
@@ -54,7 +74,12 @@ def test_garbage_is_no_context(given: Any) -> None:
     "given",
     [
         None,
-        *("{}", "[]", "7", '"traceparent"', meta(tags=[1]), meta(inner={"traceparent": PARENT})),
+        "{}",
+        "[]",
+        "7",
+        '"traceparent"',
+        meta(tags=[1]),
+        meta(inner={"traceparent": PARENT}),
         '{"traceparent":' + "9" * 5000 + "}",
         '{"traceparent":' + "[" * 100_000 + "]" * 100_000 + "}",
     ],

@@ -12,11 +12,10 @@ from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError, delay_seconds
 from tests.kits.planting import ROOT
 
-COUNTED = (
-    *("job", "batch", "handler", "outcome", "worker", "queue", "pool", "row", "process", "attempt", "failure", "loss"),
-    *("schedule", "key", "child", "daemon", "error", "line", "file", "embedding", "connection", "statement", "second"),
-    *("minute", "hour", "day", "time", "waiter", "slot", "call", "one"),
-)
+COUNTED = """
+    job batch handler outcome worker queue pool row process attempt failure loss schedule key child daemon error
+    line file embedding connection statement second minute hour day time waiter slot call one
+""".split()
 ALLOWED = {
     "low", "high", "most", "least", "bounds.low",  # the bounds of a range: "1 to 5 seconds"
     "status",  # "dead jobs of queue 'q'": an adjective

@@ -125,15 +125,11 @@ class Processes:
             if child.process.returncode is None:
                 return child
             await child.kill()
+        paths = os.pathsep.join(sys.path)
         with liveness_pipe.passed_on() as more:
             process = await anyio.open_process(
                 # The daemon's import path is the app's: it holds the directory the app was found in.
-                [
-                    *(sys.executable, "-P", "-c", _START),
-                    str(os.getpid()),
-                    os.pathsep.join(sys.path),
-                    *(log.configured or ()),
-                ],
+                [sys.executable, "-P", "-c", _START, str(os.getpid()), paths, *(log.configured or ())],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=None,

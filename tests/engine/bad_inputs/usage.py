@@ -198,7 +198,10 @@ def two_migrations(usage: Usage) -> None:
 UNKNOWN_QUEUE = "unknown queue 'mial': did you mean 'mail'?"
 COMMANDS: list[tuple[str, ...]] = [
     *((name,) for name in ("jobs", "queues", "migrate", "run", "doctor", "audit", "schedules", "workers", "batches")),
-    *(("enqueue", "q"), ("job", NOBODY), ("stats", "--metric", "depth"), ("retry", "--all", "--yes")),
+    ("enqueue", "q"),
+    ("job", NOBODY),
+    ("stats", "--metric", "depth"),
+    ("retry", "--all", "--yes"),
 ]
 CASES = [
     *[Case(44, f"{args[0]} without a DSN", wrong(*args, told=NO_DSN)) for args in COMMANDS],

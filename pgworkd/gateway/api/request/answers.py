@@ -78,8 +78,8 @@ def documented(*slugs: str) -> dict[int | str, dict[str, Any]]:
 
 BODY = ("not-json", "not-json-type", "body-too-large", "body-too-slow")
 """The problems of routes that have a body."""
-EVERYWHERE = (
-    *("unauthenticated", "forbidden", "wrong-host", "too-many-requests", "headers-too-large", "unavailable", "busy"),
-    *("outcome-unknown", "authorization-unavailable", "timeout", "invalid", "cross-site", "internal", "not-found"),
-)
+EVERYWHERE = """
+    unauthenticated forbidden wrong-host too-many-requests headers-too-large unavailable busy outcome-unknown
+    authorization-unavailable timeout invalid cross-site internal not-found
+""".split()
 """Those of all routes."""

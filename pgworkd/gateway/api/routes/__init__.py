@@ -17,10 +17,8 @@ from pgworkd.gateway.api.routes import (
     workers,
 )
 
-ROUTERS = (
-    *(bulk.router, bulk.stream_router, jobs.router, batches.router, operate.router),
-    *(queues.router, schedules.router, fleet.router, events.router, endpoints.router, tokens.router),
-)
+_AFTER_BULK = (jobs, batches, operate, queues, schedules, fleet, events, endpoints, tokens)
+ROUTERS = (bulk.router, bulk.stream_router, *(module.router for module in _AFTER_BULK))
 """All of them below /v1; those of `service` stand beside."""
 WORKER_ROUTERS = (assignments.router, workers.router, assignments.bulk_router)
 """Those that remote workers call, also below /v1; the most frequent first."""
