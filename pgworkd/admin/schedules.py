@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from uuid import UUID
 
 from pgworkd.admin.queries import SCHEDULES, ListedSchedule, read
@@ -30,6 +31,23 @@ _ENABLE_ALL = """SELECT count(*) FILTER (WHERE pgworkd.enable_schedule(o.name, $
     FROM (SELECT s.name FROM pgworkd.schedules s ORDER BY s.name) o"""
 
 
+@dataclass(frozen=True, slots=True)
+class NewSchedule:
+    """A schedule to store: its rule, and the job that is inserted for each occurrence."""
+
+    queue: str
+    rule: Recurrence
+    kind: str | None = None
+    payload_text: str = "{}"
+    """The payload of each job: a JSON object."""
+    priority: int = 0
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+    enabled: bool = True
+    wait_for_retries: bool = False
+    """No next occurrence is inserted while one is retried."""
+
+
 class ScheduleOperations:
     """`admin.schedules`. Raises the errors of `Admin`, and DatabaseError for a name that does not exist."""
 
@@ -40,30 +58,14 @@ class ScheduleOperations:
         """Every schedule, by name."""
         return [read(ListedSchedule, each) for each in await self._connection.fetch(SCHEDULES)]
 
-    async def put(
-        self,
-        name: str,
-        queue: str,
-        rule: Recurrence,
-        *,
-        kind: str | None = None,
-        payload_text: str = "{}",
-        priority: int = 0,
-        max_attempts: int | None = None,
-        timeout_s: float | None = None,
-        enabled: bool = True,
-        wait_for_retries: bool = False,
-    ) -> bool | None:
+    async def put(self, name: str, schedule: NewSchedule) -> bool | None:
         """Inserts a schedule, or replaces the one of that name; whether it is new, None: code declares it.
 
-        A daemon that serves the queue inserts its next occurrence, within a minute. The payload is a JSON object.
-        wait_for_retries: no next occurrence is inserted while one is retried.
+        A daemon that serves the queue inserts its next occurrence, within a minute.
         """
-        name = validation.text(name, "name", 200)
-        job = row(
-            NewJob(queue, kind=kind, priority=priority, max_attempts=max_attempts, timeout_s=timeout_s),
-            payload=JsonText(payload_text).checked("payload"),
-        )
+        name, rule = validation.text(name, "name", 200), schedule.rule
+        options = {each: getattr(schedule, each) for each in ("kind", "priority", "max_attempts", "timeout_s")}
+        job = row(NewJob(schedule.queue, **options), payload=JsonText(schedule.payload_text).checked("payload"))
         values = dict(zip((field.name for field in FIELDS), job, strict=True))
         found = await self._connection.fetch(
             _PUT,
@@ -75,8 +77,8 @@ class ScheduleOperations:
             rule.missed,
             rule.missed_grace_s,
             *(values[each] for each in ("priority", "max_attempts", "timeout_s")),
-            enabled,
-            wait_for_retries,
+            schedule.enabled,
+            schedule.wait_for_retries,
         )
         return bool(found[0][0]) if found else None
 

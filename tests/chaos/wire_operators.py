@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pgworkd.admin import Admin
+from pgworkd.admin.schedules import NewSchedule
 from pgworkd.core.recurrence import Recurrence
 from tests.chaos.wire_kit import Operation
 from tests.chaos.wire_routes import Route
@@ -80,7 +81,7 @@ class _OfSchedule(Route):
         self.key = "one"
         await self.db.execute("DELETE FROM pgworkd.schedules")
         async with Admin(self.scene.aside.options) as admin:
-            await admin.schedules.put("one", self.queue, Recurrence.parse(3600))
+            await admin.schedules.put("one", NewSchedule(self.queue, Recurrence.parse(3600)))
         self.path = self.path_of(name="one")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import ListedSchedule
+from pgworkd.admin.schedules import NewSchedule
 from pgworkd.core.recurrence import Recurrence
 from pgworkd.gateway.api.models.jobs import Created
 from pgworkd.gateway.api.models.operators import EnableIn, NextOut, Removed, ScheduleIn, ScheduleOut, SchedulesOut
@@ -65,21 +66,22 @@ async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Re
     rule = Recurrence.parse(when, body.timezone, body.missed, body.missed_grace_s)
     if body.cron is not None and body.every_s is not None:
         raise Problem("invalid", "cron and every_s are both given: give one of them")
-    options: Any = {"kind": body.kind, "priority": body.priority, "max_attempts": body.max_attempts}
+    schedule = NewSchedule(
+        body.queue,
+        rule,
+        kind=body.kind,
+        payload_text=body.payload or "{}",
+        priority=body.priority,
+        max_attempts=body.max_attempts,
+        timeout_s=body.timeout_s,
+        enabled=body.enabled,
+        wait_for_retries=body.wait_for_retries,
+    )
     async with gateway_of(request).admin(access.name) as admin:
         before = await _find(admin, name)
         if before is not None:
             need(request, "operate", before.queue)
-        created = await admin.schedules.put(
-            name,
-            body.queue,
-            rule,
-            payload_text=body.payload or "{}",
-            timeout_s=body.timeout_s,
-            enabled=body.enabled,
-            wait_for_retries=body.wait_for_retries,
-            **options,
-        )
+        created = await admin.schedules.put(name, schedule)
         if created is None:
             raise Problem("conflict", f"schedule {name!r} is declared in code: change it there, or disable it here")
         return Json((await _visible(request, admin, name, "operate"))._asdict(), 201 if created else 200)
