@@ -179,7 +179,7 @@ class EmbeddedPostgres:
         self._server.wait()
 
     def _choose_port(self, file: Path) -> int:
-        """The last port used, so that an address that was copied somewhere stays valid; a random one if it is taken."""
+        """Chooses the last port used, so that a copied address stays valid; a random one if it is taken."""
         with suppress(OSError, ValueError, OverflowError):  # the first start, or a file that someone edited
             last = int(file.read_text())
             if _is_free(last):

@@ -1,4 +1,4 @@
-"""For applications that configure their own logging: the public name of `pgworkd.core.log`."""
+"""The public name of `pgworkd.core.log`, for applications that configure their own logging."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _ENDINGS = {Ending.SETTLED: "completed"}
 
 
 class _Claimed(Protocol):
-    """What is used of a claimed job; instants are seconds since the epoch, of the database's clock."""
+    """A claimed job as tracing reads it; instants are seconds since the epoch, of the database's clock."""
 
     @property
     def id(self) -> UUID: ...
@@ -142,7 +142,7 @@ class Tracing:
 
 
 class _Span:
-    """One attempt's span: a `pgworkd.core.traces.Trace`."""
+    """The span of one attempt: a `pgworkd.core.traces.Trace`."""
 
     __slots__ = ("_context", "_span", "_token", "_tracing", "carrier", "ids")
 

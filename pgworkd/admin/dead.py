@@ -39,7 +39,7 @@ class DeadGroup(NamedTuple):
     """The dead jobs of one queue, kind and group of errors."""
 
     group: int | None
-    """Its number, for `mute`; None: not counted yet, or dead since before a version that counts."""
+    """The group's number, for `mute`; None: not counted yet, or dead since before a version that counts."""
     queue: str
     kind: str
     error_type: str
@@ -47,19 +47,19 @@ class DeadGroup(NamedTuple):
     """The first line of the error, without what differs from job to job."""
     dead: int
     first_at: datetime | None
-    """When the first of these jobs died."""
+    """When the first job of the group died."""
     last_at: datetime | None
     new: bool
-    """The group's first death is not older than asked for."""
+    """True if the group's first death is not older than asked for."""
     muted_until: datetime | None
     muted: bool
-    """No alert is sent now; without a `muted_until` for good."""
+    """True while no alert is sent about the group; without a `muted_until` for good."""
     sample: UUID
-    """The job that died last."""
+    """The job of the group that died last."""
 
 
 class DeadGroups(NamedTuple):
-    """The groups, new ones first, then the largest; `groups` and `dead` count all there are, listed or not."""
+    """Groups of dead jobs, new ones first, then the largest; `groups` and `dead` count all there are, listed or not."""
 
     rows: list[DeadGroup]
     groups: int
@@ -89,7 +89,7 @@ async def dead_groups(
 
 
 def _legible(group: DeadGroup) -> DeadGroup:
-    """With the number that is part of the error's type, as in HTTP 422."""
+    """The pattern of an error, with the number that is part of its type, as in HTTP 422."""
     pattern = _DIGITS.sub("<n>", group.error_type)
     if pattern == group.error_type or not group.error.startswith(pattern):
         return group

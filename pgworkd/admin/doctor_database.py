@@ -11,16 +11,16 @@ class LockWait(NamedTuple):
 
     waiting: int
     waited_s: float
-    """How long the first of them has waited."""
+    """How long the first session in line has waited, in seconds."""
     tables: str
     pid: int
-    """Of the session that holds what they wait for; 0: a prepared transaction."""
+    """The session that holds what the others wait for; 0: a prepared transaction."""
     holder: str
     statement: str
     first_pid: int
-    """Of the first in line: the others wait behind it, too."""
+    """The first session in line: the others wait behind it, too."""
     first: str
-    """Its statement."""
+    """The statement of the first session in line."""
 
 
 class RefusedRows(NamedTuple):
@@ -33,7 +33,7 @@ class RefusedRows(NamedTuple):
     key: str
     error: str
     queues: Sequence[str]
-    """Of jobs that cannot be claimed, or are dead."""
+    """The queues of jobs that cannot be claimed, or are dead."""
 
 
 class Sessions(NamedTuple):

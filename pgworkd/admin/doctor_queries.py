@@ -31,16 +31,16 @@ class QueueHealth(NamedTuple):
     overdue_s: float
     """Seconds since its oldest due job became due; 0 or less if none is."""
     plain_overdue_s: float
-    """The same for jobs without keys that were never lost, which only a lack of slots keeps from running."""
+    """Seconds since the oldest due job became due that has no key and was never lost: only a lack of slots holds it."""
     workers: int
-    """Live workers that serve it."""
+    """Live workers that serve the queue."""
     slots: int
-    """The slots of all of these."""
+    """The slots of all live workers that serve the queue."""
     running: int
     paused: bool
     limited: bool
     endpoint: str | None
-    """Where its jobs are sent by HTTP."""
+    """Where the jobs of the queue are sent by HTTP."""
 
 
 class HeldEndpoint(NamedTuple):
@@ -85,7 +85,7 @@ class DifferingSchedule(NamedTuple):
 
     name: str
     worker: str
-    """Who declares another rule than the one in force."""
+    """The worker that declares another rule than the one in force."""
     declared: str
     in_force: str
 
@@ -210,7 +210,7 @@ class BlockedWorker(NamedTuple):
     name: str
     pid: int
     running: int
-    """Its jobs."""
+    """How many jobs the worker runs."""
 
 
 class LongRun(NamedTuple):
@@ -221,11 +221,11 @@ class LongRun(NamedTuple):
     kind: str
     worker: str
     claimed_s: float
-    """Seconds since it was claimed."""
+    """Seconds since the job was claimed."""
     timeout_s: float | None
-    """Its own."""
+    """The job's own time-out."""
     usual_s: float | None
-    """99 of 100 runs of its kind took less, within 8 days; None: none has ended."""
+    """99 of 100 runs of the job's kind took less, within 8 days; None: none has ended."""
 
 
 BLOCKED_WORKERS = """SELECT w.name, w.pid,

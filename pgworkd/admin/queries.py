@@ -35,7 +35,7 @@ class QueueRow(NamedTuple):
     slots: int
     paused: bool
     paused_until: datetime | None
-    """None while paused means until resumed."""
+    """The end of the pause; None while `paused`: until resumed."""
     sample_age_s: float | None
     """How old the counts are, in seconds; None: counted now."""
 
@@ -95,9 +95,9 @@ class JobDetails(NamedTuple):
     created_at: datetime | None
     expires_at: datetime | None
     claimed_at: datetime | None
-    """When a worker claimed it last; its handler starts when there is a slot."""
+    """When a worker claimed the job last; the handler starts when there is a slot."""
     started_at: datetime | None
-    """When its handler started; only for completed jobs."""
+    """When the job's handler started; only for completed jobs."""
     failed_at: datetime | None
     finished_at: datetime | None
     attempts: int

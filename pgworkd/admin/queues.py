@@ -36,7 +36,7 @@ _SETTINGS = """SELECT n.queue,
 EXACT_S = 0.2
 """Counting that takes longer than this is left to the daemons, which do it for all."""
 SAMPLE_AGE_S_MAX = 120.0
-"""An older sample is not used: no daemon may be left to take another."""
+"""A sample that is older than this is not used: no daemon may be left to take another."""
 
 
 class QueueOperations:

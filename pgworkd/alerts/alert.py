@@ -21,7 +21,7 @@ from pgworkd.database.signal_store import AlertRule
 from pgworkd.errors import PermanentError, UsageError
 
 KIND = "pgworkd.alert."
-"""Begins the kind of the jobs that send; the rule's name follows."""
+"""The kind of the jobs that send alerts begins with this; the rule's name follows."""
 QUEUE = "alerts"
 DEAD_MAX = 10_000
 """Dead jobs are counted up to this number."""
@@ -48,29 +48,29 @@ class Alert:
     """Deaths of the group within the rule's time, when the alert was made."""
     within_s: int
     group: int
-    """For `pgworkd mute`."""
+    """The group's number, for `pgworkd mute`."""
     queue: str
     kind: str
     error_type: str
     pattern: str
-    """The error without what differs from job to job."""
+    """The error of the group without what differs from job to job."""
     error: str
-    """That of `sample`: its first 1,000 characters."""
+    """The error of `sample`: its first 1,000 characters."""
     dead: int
     """Jobs of the group that are dead now, up to DEAD_MAX."""
     sample: UUID
-    """The job that died last of those."""
+    """The job of the group that died last."""
     first_at: datetime
     last_at: datetime
 
     @property
     def subject(self) -> str:
-        """One line, for a mail."""
+        """The alert in one line, for the subject of a mail."""
         what = "new error" if self.reason == "new" else counted(self.deaths, "death")
         return f"pgworkd: {what} in {self.queue}, {self.kind}: {self.pattern}"
 
     def text(self) -> str:
-        """All of it, with what to do."""
+        """The whole alert, with what to do."""
         if self.reason == "new":
             why = "Jobs die of an error that is new."
         else:
@@ -94,7 +94,7 @@ class Alert:
 def alert_rule(
     name: object, queue: object, queues: object, *, on_new: object, deaths: object, within_s: object, cooldown_s: object
 ) -> AlertRule:
-    """The rule; UsageError for a value that is out of bounds."""
+    """An alert rule of these values; UsageError for one that is out of bounds."""
     name, queue = validation.text(name, "the alert's name", 150), validation.text(queue, "the alert's queue", 200)
     if not isinstance(on_new, bool):
         raise UsageError("on_new must be True or False")
@@ -136,7 +136,7 @@ def alert_handler(rule: AlertRule, to: Callable[[Alert], Awaitable[None] | None]
 
 
 async def _facts(fetch: Fetch, group: int) -> dict[str, Any] | str:
-    """What is known of the group; or why no alert is sent."""
+    """The alert about a group of errors; or why no alert is sent."""
     rows = await fetch(_GROUP, group, DEAD_MAX)
     if not rows:
         return "the group of errors was forgotten: no death of it is kept any more"

@@ -66,7 +66,7 @@ class Digest:
     """All dead jobs there are, by group of errors: new groups first; the first GROUPS_MAX."""
     slow: Sequence[SlowKind]
     late: Sequence[QueueHealth]
-    """Queues with a job that has been due for more than LATE_S; without those that are paused."""
+    """Queues with a job that has been due for more than LATE_S, except those that are paused."""
     schedules: Sequence[BrokenSchedule]
     """Schedules that have no next occurrence."""
     unknown: Sequence[UnknownKind]
@@ -79,7 +79,7 @@ class Digest:
 
     @property
     def subject(self) -> str:
-        """One line, for a mail."""
+        """The digest in one line, for the subject of a mail."""
         if self.quiet:
             return "pgworkd: all is well"
         new = sum(row.new for row in self.dead.rows)
@@ -90,7 +90,7 @@ class Digest:
         return f"pgworkd: {', '.join(parts)}"
 
     def text(self) -> str:
-        """All of it."""
+        """The whole digest, for people."""
         parts = [f"From {self.since:%Y-%m-%d %H:%M} to {self.at:%Y-%m-%d %H:%M} UTC."]
         parts += ["Nothing to report."] if self.quiet else []
         if self.dead.groups:

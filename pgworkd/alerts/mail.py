@@ -22,7 +22,7 @@ STEP_S = 20.0
 """Time limit of each answer of the server, in seconds; that of a whole delivery is the job's."""
 SUBJECT_CHARS_MAX = 150
 PERMANENT = 500
-"""Replies from here on are final."""
+"""Replies of the server from this code on are final."""
 
 
 class MailError(Exception):
@@ -38,7 +38,7 @@ async def send_mail(to: str, subject: str, text: str, key: str) -> None:
 
 
 def mail(sender: str, to: str, subject: str, text: str, key: str) -> EmailMessage:
-    """The mail. No text can add a header, or a line that a terminal or a mail program would not show."""
+    """Composes a mail. No text can add a header, or a line that a terminal or a mail program would not show."""
     message = EmailMessage()
     line = escaped(redact(subject)).encode("utf-8", "backslashreplace").decode()
     message["Subject"] = line if len(line) <= SUBJECT_CHARS_MAX else line[: SUBJECT_CHARS_MAX - 1] + "\u2026"

@@ -21,22 +21,22 @@ OPTIONS: dict[str, Any] = {
     "timeout_s": 120,
     "backoff": {"base_s": 30, "factor": 2, "cap_s": 3600},
 }
-"""Of the handlers that send: they try for half a day."""
+"""Options of the handlers that send messages: they try for half a day."""
 
 
 class Message(Protocol):
-    """What is sent."""
+    """A message to a recipient: an alert or a digest."""
 
     @property
     def subject(self) -> str:
-        """One line."""
+        """The subject, in one line."""
 
     def text(self) -> str:
-        """All of it."""
+        """The whole message."""
 
 
 def checked(to: object) -> None:
-    """UsageError unless `to` is a function or a mail address."""
+    """Raises UsageError unless `to` is a function or a mail address."""
     if not callable(to) and not is_mail_address(to):
         raise UsageError(f"to={str(to)[:100]!r}: give a function, or a mail address like 'ops@example.com'")
 

@@ -23,7 +23,7 @@ from pgworkd.settings.config import Settings
 CONFIRM_ABOVE = 100_000
 """More jobs than this need a confirmation."""
 BYTES_MAX = 1024**3
-"""Of all payloads together."""
+"""Maximum size of all payloads together."""
 
 
 def main(plan: Plan, dsn: str | None, *, yes: bool, json: bool) -> int:

@@ -16,13 +16,13 @@ class Reading(NamedTuple):
 
     worker_s: float
     sessions_s: Mapping[int, float] | None
-    """By process id."""
+    """CPU seconds of each session, by process id."""
     host_s: tuple[float, float] | None
-    """Of all cores: busy, and in total."""
+    """CPU seconds of all cores: busy, and in total."""
 
 
 def read(sessions: Collection[int]) -> Reading:
-    """Reads all counters. `sessions`: process ids on the server, which may be another host."""
+    """Reads the CPU seconds of this process, of all cores, and of `sessions`: process ids of a server."""
     found = {pid: cpu_s for pid in sessions if (cpu_s := _session_s(pid)) is not None}
     local = bool(found) and len(found) == len(sessions)
     return Reading(time.process_time(), found if local else None, _host_s() if local else None)
@@ -44,7 +44,7 @@ def used(before: Reading, after: Reading) -> tuple[float, float | None, float | 
 
 
 def _session_s(pid: int) -> float | None:
-    """None unless the process is one of Postgres on this host: the id may be that of another host or container."""
+    """CPU seconds of a session; None unless its process is one of Postgres here: the id may be that of another host."""
     try:
         if not (_PROC / str(pid) / "cmdline").read_bytes().startswith(b"postgres: "):
             return None

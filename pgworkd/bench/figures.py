@@ -49,9 +49,9 @@ class Drain:
     worker_s: float
     """CPU seconds of the worker's process."""
     server_s: float | None
-    """CPU seconds of the worker's sessions on the server, all together, ..."""
+    """CPU seconds of all of the worker's sessions on the server."""
     busiest_s: float | None
-    """... and of the one that used most: a session can use one core."""
+    """CPU seconds of the session that used most: a session can use one core."""
     host_share: float | None
     """How busy all cores of this host were, if the server runs on it."""
     complete: bool
@@ -83,7 +83,7 @@ class Drain:
 
     @property
     def busiest_share(self) -> float | None:
-        """The same of the server's busiest session."""
+        """The part of the time in which the server's busiest session used a core."""
         return None if self.busiest_s is None else self.busiest_s / self.seconds
 
 
@@ -100,15 +100,15 @@ class Figures:
     """The results of one run."""
 
     round_trip: Spread
-    """Of a query that does nothing."""
+    """Duration of a query that does nothing."""
     single: Spread
-    """One job per transaction, committed durably (synchronous_commit = on)."""
+    """Duration of an enqueue in a transaction of its own, committed durably (synchronous_commit = on)."""
     single_unsynced: Spread
-    """The same without waiting for the disk (synchronous_commit = off)."""
+    """Duration of an enqueue that does not wait for the disk (synchronous_commit = off)."""
     bulk: BulkFigures
     drain: Drain
     latency: Spread | None
-    """From just before the INSERT to the first line of the handler, in an idle queue; None: the drain was cut."""
+    """Time from just before the INSERT to the first line of the handler, in an idle queue; None: the drain was cut."""
     held: Held | None
     cores: int
-    """Of this host."""
+    """Cores of this host."""

@@ -30,7 +30,7 @@ ROUND_TRIPS = 200
 WARM_UP = 5
 """Calls before those that count: the first ones find cold caches on both sides."""
 CHUNK_JOBS, CHUNK_BYTES = 1_000, 4 * 1024 * 1024
-"""At most these in one bulk insert."""
+"""Maximum jobs and bytes of one bulk insert."""
 EVERY_S = 0.02
 """Time between two jobs of the latency phase."""
 LOOK_S = 0.01
@@ -118,7 +118,7 @@ class Phases:
         await self._unsynced.close()
 
     async def run(self, daemon: Daemon) -> Figures:
-        """All phases. The daemon is ready, and does not serve the queue yet."""
+        """Runs all phases. The daemon is ready, and does not serve the queue yet."""
         self._began_s = time.monotonic()
         round_trip = await self._round_trips()
         single, unsynced = await self._singles()
@@ -145,7 +145,7 @@ class Phases:
         return Spread.of(samples[WARM_UP:])
 
     async def _singles(self) -> tuple[Spread, Spread]:
-        """One job per transaction, durably and not, in turn, so that both find the same conditions."""
+        """Enqueues one job per transaction, durably and not, in turn, so that both find the same conditions."""
         took: tuple[list[float], list[float]] = ([], [])
         payload, began_s = self._payload(), time.monotonic()
         for number in range(self._plan.singles):
@@ -161,7 +161,7 @@ class Phases:
         return _all_counted(synced, skip), _all_counted(unsynced, skip)
 
     async def _bulk(self) -> BulkFigures:
-        """By enqueue_many, in chunks, each a transaction."""
+        """Enqueues with enqueue_many, in chunks, each a transaction."""
         chunk = max(1, min(CHUNK_JOBS, CHUNK_BYTES // max(1, self._plan.payload_bytes)))
         payload, done = json.loads(self._payload()), 0
         try:
@@ -180,7 +180,7 @@ class Phases:
             connection.terminate()
 
     async def _drain(self, daemon: Daemon, jobs: int) -> Drain:
-        """From the first handler call until none of the backlog runs any more, as benchmarks/drain.py does."""
+        """Drains the backlog, from the first handler call until none of it runs, as benchmarks/drain.py does."""
         handled, control = self._handled, self._synced
         before = cpu.read(await self._sessions())
         began_s = time.monotonic()
@@ -204,7 +204,7 @@ class Phases:
         return Drain(calls, max(ended_s - handled.first_s, 1e-6), *cpu.used(before, after), complete)
 
     async def _latency(self) -> Spread:
-        """One job every 20 ms, each sent only when the one before has begun."""
+        """Enqueues a job every 20 ms, each sent only when the one before has begun."""
         handled, began_s, total = self._handled, time.monotonic(), self._plan.latencies
         while not await self._synced.value(_IDLE, self._queue) and time.monotonic() - began_s < self._plan.seconds:
             await anyio.sleep(LOOK_S)
@@ -243,7 +243,7 @@ def _all_counted(samples_s: list[float], skip: int) -> Spread:
 
 
 async def _whole(call: Callable[[], Any], limit_s: float) -> None:
-    """The call, not cut off by a stop: rows that are on their way could not be found. Raises PgworkdError."""
+    """Makes a call that no stop cuts off: rows that are on their way could not be found. Raises PgworkdError."""
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + limit_s + 2):
         try:
             await call()

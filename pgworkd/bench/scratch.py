@@ -20,7 +20,7 @@ from pgworkd.errors import DatabaseUnavailable, PgworkdError, UsageError
 
 PREFIX = "pgworkd-bench-"
 _NAME = re.compile(rf"{PREFIX}[0-9a-f]{{12}}")
-"""Only such a queue is ever removed; the schema keeps changes of its settings out of the audit."""
+"""The name of a scratch queue: only such a queue is removed; changes of its settings are kept out of the audit."""
 DELETE_STEP = 10_000
 REMOVE_S = 30.0
 """How long each step of a removal is tried again while the database does not answer."""
@@ -134,7 +134,7 @@ async def remove_leftovers(connection: Connection, say: Callable[[str], None]) -
 
 
 async def _alive(connection: Connection, names: set[str], say: Callable[[str], None]) -> set[str]:
-    """Those whose worker renews its lease: watches each until it does, or the lease has expired."""
+    """The runs whose worker renews its lease: watches each until it does, or the lease has expired."""
     first: dict[str, Any] = {}
     alive: set[str] = set()
     while True:

@@ -46,7 +46,7 @@ class Console:
 
 
 def _stop_signals() -> list[signal.Signals]:
-    """Those that end a run: the loss of the terminal, too, unless it is to be ignored, as under nohup."""
+    """The signals that end a run: the loss of the terminal, too, unless it is to be ignored, as under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
@@ -117,7 +117,7 @@ class BenchSession:
                 self._console.shown("removal", 1, 1)
 
     async def _daemon(self, handled: Handled) -> Daemon:
-        """One that does not serve the queue before the backlog is complete."""
+        """Makes a daemon that does not serve the queue before the backlog is complete."""
         queue = self._options.queue
         options = DaemonOptions(
             self._options,

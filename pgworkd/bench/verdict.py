@@ -11,7 +11,7 @@ from pgworkd.core.validation import counted
 BUSY = 0.75
 """A process that uses a core for this share of the time is limited by it: the rest goes to waiting for its turn."""
 HOST_BUSY = 0.9
-"""The same for all cores of a host together."""
+"""A host whose cores are busy for this share of the time, all together, limits a run."""
 SLOW_MS = 0.5
 """Waiting for the disk or the network limits only from here on: below, both are about as fast as they can be."""
 

@@ -76,7 +76,7 @@ class _Commands(TyperGroup):
 
 
 def _show(error: BaseException) -> int:
-    """Prints the error; the exit code."""
+    """Prints an error in one line; returns the exit code."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, _WRONG_USAGE):

@@ -13,7 +13,7 @@ from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
 
 _RULE = re.compile(r"(?m)^(?=      - alert: )")
-"""Where a rule begins."""
+"""The text with which each rule of the file begins."""
 _NAME = re.compile(r"      - alert: (\w+)")
 
 

@@ -86,7 +86,7 @@ def ask(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]]) -> Answ
 
 
 def ask_any(dsn: str | None, question: Callable[[Admin], Awaitable[Answer]], *, verify: bool = True) -> Answer:
-    """As `ask`, for a call that only reads: a standby will do. `verify` False: whatever the schema's version.
+    """The result of a call that only reads, for which a standby will do. `verify` False: whatever the schema's version.
 
     A standby does not have the rows of unlogged tables (pools, progress).
     """
@@ -129,7 +129,7 @@ async def check_queue(admin: Admin, queue: str, *, create: bool | None = None) -
 
 
 async def note_unknown(admin: Admin, queue: str) -> None:
-    """As `check_queue`, as a warning: for commands whose answer about such a queue is 0."""
+    """Warns of a queue without a job, worker, settings or schedule: for commands whose answer about it is 0."""
     try:
         await check_queue(admin, queue)
     except UsageError as error:
@@ -155,7 +155,7 @@ def operator() -> str:
 
 
 def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
-    """The error with the address and a hint, if it is an error of the connection."""
+    """An error with the address and a hint, if it is an error of the connection; else the error as it is."""
     text = str(error)
     hints = [hint for sign, hint in _HINTS.items() if sign in text.lower()]
     if isinstance(error, DatabaseUnavailable) or (hints and isinstance(error, DatabaseError)):

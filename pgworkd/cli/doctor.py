@@ -105,7 +105,7 @@ def _judge_server(server: ServerFacts) -> list[Finding]:
 
 
 def _judge_origin(found: Origin | None, environment: str | None) -> list[Finding]:
-    """A copy whose jobs run nowhere. Who names no environment, as on an operator's machine, may ask any."""
+    """A finding about a copy whose jobs run nowhere. Who names no environment, as an operator's machine, may ask."""
     if found is None or found.is_here:
         return []
     if found.environment is not None and environment is None:

@@ -218,7 +218,7 @@ def remove(name: Name, *, dsn: Dsn = None) -> None:
 
 
 async def _changed(admin: Admin, name: str, change: Any) -> bool:
-    """What the change returns; PgworkdError if there is no such endpoint."""
+    """The result of a change of an endpoint; PgworkdError if there is no such endpoint."""
     done = bool(await change)
     if not done:
         await _known(admin, name)
@@ -235,7 +235,7 @@ async def _known(admin: Admin, name: str) -> EndpointRow:
 def _columns(
     given: Mapping[str, Any], header: list[str] | None, secret: str | None, *, unsigned: bool
 ) -> dict[str, Any]:
-    """The columns that the options set; None in `given`: not given."""
+    """The columns of an endpoint that the options set; None in `given`: not given."""
     found = {column: value for column, value in given.items() if value is not None}
     if header is not None:
         found["headers"] = dict(map(_header, header))
@@ -256,7 +256,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _endpoint(columns: dict[str, Any]) -> Endpoint:
-    """Those checked. UsageError also where the extra is missing."""
+    """An endpoint of these columns, checked. Raises UsageError also where the extra is missing."""
     try:
         from pgworkd.push.endpoint import Endpoint
     except ModuleNotFoundError as error:

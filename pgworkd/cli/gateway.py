@@ -83,7 +83,7 @@ def serve(
 
 
 def _application(settings: Settings, listener: socket.socket, *, requests: bool, bodies: bool) -> Any:
-    """The application; `requests`, `bodies`: what it logs."""
+    """The application of a gateway; `requests`, `bodies`: what is logged of each request."""
     from dataclasses import replace
 
     from pgworkd.core import log
@@ -157,18 +157,18 @@ class _Gateway:
         return float(self._shutdown_s + self._app.gateway.remote.stop_s)
 
     def healthy(self) -> bool:
-        """Always: the loop runs, and a restart would not bring the database back."""
+        """Returns True: the loop runs, and a restart would not bring the database back."""
         return True
 
     def status(self) -> str:
-        """One line for `systemctl status`."""
+        """The state of the gateway in one line, for `systemctl status`."""
         refused = self._app.gateway.remote.tallies.refusals.text()
         connections = counted(len(self._server.server_state.connections), "connection")
         return f"{refused and refused + '; '}{connections}, {self._app.gateway.waiters} waiting"
 
 
 def _check_open(settings: Settings, listener: socket.socket) -> None:
-    """UsageError for a gateway that everybody could call from elsewhere, or nobody."""
+    """Raises UsageError for a gateway that everybody could call from elsewhere, or nobody."""
     import ipaddress
 
     is_local = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

@@ -17,7 +17,7 @@ NAMED_MAX = 10
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """A line of the report of `pgworkd doctor`."""
 
     level: Literal["ok", "warn", "bad"]
     subject: str
@@ -63,7 +63,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _idle(overdue: Iterable[QueueHealth], refused: Collection[str], locked: bool) -> Iterable[Finding]:  # noqa: FBT001
-    """Jobs that do not start although slots are idle; limits, keys, locks and what refuses a job may do that."""
+    """Findings about jobs that do not start although slots are idle: held up by limits, keys, locks or a refusal."""
     for queue in [] if locked else [each for each in overdue if each.queue not in refused][:NAMED_MAX]:
         if queue.workers and not queue.limited and queue.plain_overdue_s > OVERDUE_S and queue.running < queue.slots:
             yield Finding(
@@ -101,7 +101,7 @@ def _refused(health: Health) -> list[Finding]:
 
 
 def judged_locks(waits: Sequence[LockWait]) -> list[Finding]:
-    """Sessions that wait for a lock, and for whom."""
+    """Findings about sessions that wait for a lock, and for whom."""
     return [
         Finding(
             "bad",
@@ -128,7 +128,7 @@ def _statement(sql: str) -> str:
 
 
 def judged_sessions(sessions: Sessions) -> Finding:
-    """Whether a daemon could open its sessions."""
+    """Findings about whether a daemon could open its sessions."""
     most, left = sessions.most, sessions.most - sessions.used + 1  # ours will be free
     finding = f"{sessions.used} of {most} used, of {sessions.of}"
     remedy = f"a daemon needs {SESSIONS_MIN}, and one for each job.transaction() at a time: raise the limit"

@@ -205,7 +205,7 @@ def audit(
 
 
 def _change(row: AuditRow) -> str:
-    """'status: dead -> pending, failures: 3 -> 0'."""
+    """A change in one line, as in 'status: dead -> pending, failures: 3 -> 0'."""
     before, after = parsed(row.before), parsed(row.after)
     if not isinstance(before, dict) or not isinstance(after, dict):
         return f"{row.before} -> {row.after}"  # a number that Python cannot read
@@ -228,7 +228,7 @@ def _which(
     all_queues: bool,  # noqa: FBT001
     group: int | None = None,
 ) -> JobSelection | None:
-    """The filter, or None if ids are given instead. UsageError for both or neither."""
+    """The filter of a command, or None if ids are given instead. UsageError for both or neither."""
     from pgworkd.admin.jobs import JobSelection
 
     which = JobSelection(queue, kind, key, batch, None if status is None else status.value, all_queues, group)
@@ -294,7 +294,7 @@ async def _undepend_ids(admin: Admin, ids: list[UUID]) -> list[_Outcome]:
 
 
 def _discard_ids(dsn: str | None, ids: Sequence[UUID], *, json: bool) -> int:
-    """As _ids, but prints one number: the database returns only a count."""
+    """Discards these jobs, and prints one number: the database returns only a count."""
 
     async def question(admin: Admin) -> tuple[int, list[_Outcome]]:
         count, left = 0, []

@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where it happened, outermost first: the frames in the user's own code if there are any, else all."""
+    """The frames of an error, outermost first: those in the user's own code if there are any, else all."""
     summary = traceback.extract_tb(error.__traceback__)
     frames = [f for f in summary if not f.filename.startswith(("<", _OURS))]
     own = [f for f in frames if _is_below_here(f.filename)]

@@ -39,7 +39,7 @@ def program(settings: Settings, *, push: bool) -> Program:
 
 
 def _check_threads(app: str) -> None:
-    """UsageError where the application has replaced threads by a library's own: asyncio would not find its main one."""
+    """Raises UsageError where the application has replaced threads: asyncio would not find its main one."""
     for module, patched in (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")):
         ask: Any = getattr(sys.modules.get(module), patched, None)
         if ask is not None and (ask("threading") or ask("thread")):
@@ -51,7 +51,7 @@ def _check_threads(app: str) -> None:
 
 
 def check_queues(settings: Settings, app: Registry) -> None:
-    """UsageError for a queue that the application does not know; where queues come from the database, for none."""
+    """Raises UsageError for a queue that the application does not know; where queues come from the database, never."""
     known = app.queues() if app.handlers else {}
     for queue in settings.queues if known else ():
         if queue not in known:

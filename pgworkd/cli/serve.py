@@ -156,7 +156,7 @@ class _Runs:
 
 
 def _source(daemon: Daemon | Supervisor) -> Source:
-    """What metrics and health show; imported only if they are on."""
+    """The source of metrics and health; imported only if they are on."""
     from pgworkd.metrics.daemon import DaemonSource
     from pgworkd.metrics.fleet import FleetSource
 
@@ -219,7 +219,7 @@ def _follow(pipe: int, limit_s: float) -> None:
 
 
 def _left(code: int) -> int:
-    """The exit code; ends the process here if handlers in threads would keep it alive."""
+    """Ends the process if handlers in threads would keep it alive; else returns its exit code."""
     deadline = time.monotonic() + THREADS_S
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
@@ -242,7 +242,7 @@ def spare_collector() -> None:
 
 
 def _tracing() -> tuple[Part, ...]:
-    """The part that traces, if the application, which has been loaded, has imported OpenTelemetry."""
+    """The part of the daemon that traces, if the application, which has been loaded, has imported OpenTelemetry."""
     if traces.api() is None:
         return ()
     from pgworkd.tracing import Tracing

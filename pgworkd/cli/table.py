@@ -24,10 +24,10 @@ class _Column(NamedTuple):
     cells: list[str]
     width: int
     least: int
-    """Its minimum width."""
+    """The minimum width of the column."""
     numeric: bool
     empty: bool
-    """None, 0 or False in every row."""
+    """True if the column is None, 0 or False in every row."""
 
 
 def terminal_table(
@@ -84,7 +84,7 @@ def _kept(columns: list[_Column], most: int) -> list[_Column]:
 
 
 def _widths(columns: Sequence[_Column], most: int) -> list[int]:
-    """The width of each: the widest texts are cut first."""
+    """The width of each column: the widest texts are cut first."""
     widths = [min(column.width, max(most, 1)) for column in columns]
     least = [column.least for column in columns]
     for floor in (least, [*least[:-1], 1]):  # as a last resort the last column is cut below its minimum

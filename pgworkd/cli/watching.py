@@ -113,7 +113,7 @@ def health(
 
 
 def _own(settings: Settings) -> tuple[str, int]:
-    """Where a daemon with these settings listens, as seen from this host."""
+    """The address on which a daemon with these settings listens, as seen from this host."""
     from pgworkd.core.address import parse_address
 
     if settings.metrics_listen is None:
@@ -138,7 +138,7 @@ def _place(url: str) -> tuple[str, int]:
 
 
 def _asked(host: str, port: int) -> tuple[bool, dict[str, dict[str, Any]]]:
-    """Whether it is ready, and its checks. PgworkdError if it does not answer."""
+    """Whether the daemon at this address is ready, and its checks. PgworkdError if it does not answer."""
     import json
     from http.client import HTTPConnection, HTTPException
 

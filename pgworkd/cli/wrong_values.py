@@ -38,7 +38,7 @@ def reworded(error: Any) -> str:
 
 
 def _in_words(detail: Any) -> str | None:
-    """What is accepted and what was given; None for a type of error that is not known here."""
+    """An error of pydantic in words: what is accepted and what was given; None for an unknown type of error."""
     kind, bounds = str(detail["type"]), detail.get("ctx", {})
     if kind == "value_error":  # a check of typer's own: a complete sentence
         return str(bounds.get("error", "")) or None

@@ -77,9 +77,9 @@ class Batch(Generic[Conn_co]):
         self.id = identity(batch_id, "batch_id")
         self.name = name
         self.created = created
-        """False: it existed before, with the same dedupe key, or as a child of that name."""
+        """False: the batch existed before, with the same dedupe key, or as a child of that name."""
         self.seals = seals
-        """Whether the end of a block seals it; a batch that its parent streams into is sealed by the parent's end."""
+        """Whether the end of a block seals the batch; one that its parent streams into is sealed by the parent."""
         self._conn = conn
         self._way = way(conn)
         self._kinds = kinds
@@ -238,7 +238,7 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
 
 
 def _values(job: NewJob) -> dict[str, Any]:
-    """The job's fields as the statements take them; UsageError for an invalid one."""
+    """The fields of a job as the statements take them; UsageError for an invalid one."""
     return dict(zip((field.name for field in FIELDS), row(job), strict=True))
 
 

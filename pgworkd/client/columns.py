@@ -37,7 +37,7 @@ _STEP_ROWS = 100
 """Jobs drawn and encoded between two yields to the event loop; also how soon large payloads are noticed."""
 _NAMES = tuple(field.name for field in FIELDS)
 QUEUE_COLUMN, _META = map([name for name in _NAMES if name != "payload"].index, ("queue", "meta"))
-"""Their places in `Columns`, which keep payloads apart."""
+"""The places of queue and meta in `Columns`, which keep payloads apart."""
 _TEXTS = {
     **dict.fromkeys(("queue", "kind"), NAME_CHARS_MAX),
     **dict.fromkeys(("dedupe_key", "serialize_key", "limit_key"), KEY_CHARS_MAX),
@@ -129,7 +129,7 @@ class ManyJobs:
     def __init__(self, jobs: Iterable[NewJob | Mapping[str, Any]], span: Producing | None = None) -> None:
         self.ids: list[UUID] = []
         self.span = span
-        """Whose context the jobs get, if any."""
+        """The span whose context the jobs get, if any."""
         self._queue: str | None = None
         """The queue of all jobs so far; None: of several."""
         self.waiting: list[Waits] = []

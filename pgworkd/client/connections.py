@@ -27,34 +27,34 @@ _ROLLBACK_S = 5.0
 
 
 class CommittingConnection(Protocol):
-    """What every sync connection has and no async one."""
+    """A sync connection: no async one has a `commit` that returns at once."""
 
     def commit(self) -> None:
-        """Commits."""
+        """Commits the transaction."""
 
 
 class ConnectionProxy(Protocol):
-    """What `django.db.connection` has for a checker that reads Django: a proxy, whose attributes are those of another.
+    """A connection as `django.db.connection` is one for a checker: a proxy, whose attributes are those of another.
 
-    No other connection has both.
+    No other connection has both methods.
     """
 
     def __getattr__(self, item: str, /) -> Any:
-        """An attribute of the connection."""
+        """Returns an attribute of the connection."""
 
     def __contains__(self, key: str, /) -> bool:
-        """Of the connection."""
+        """Returns whether the connection has the attribute."""
 
 
 class AsyncConnection(Protocol):
-    """What the async connections of psycopg and SQLAlchemy have."""
+    """An async connection of psycopg or SQLAlchemy."""
 
     def commit(self) -> Coroutine[Any, Any, None]:
-        """Commits."""
+        """Commits the transaction."""
 
 
 class AsyncpgConnection(Protocol):
-    """What only asyncpg's connections and pools have."""
+    """A connection or a pool of asyncpg, known by what only these have."""
 
     def fetchval(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]:
         """Returns one value."""
@@ -82,7 +82,7 @@ def inserts(ids: range, rows: Sequence[Sequence[Any]]) -> list[Step]:
 
 
 def inserts_many(many: ManyJobs) -> Steps:
-    """The same for jobs that are drawn while inserting: a list, if one statement is enough for all of them."""
+    """The statements that insert jobs which are drawn meanwhile: a list, if one statement is enough for all of them."""
     if not many:
         return []
     steps = _further(many)
@@ -239,7 +239,7 @@ async def _next(steps: Iterator[Step | None]) -> tuple[Step | None, Exception | 
 
 @asynccontextmanager
 async def _whole(block: Any) -> AsyncIterator[None]:
-    """The block, rolled back also when cancelled by anyio, which cancels every await, also that of ROLLBACK."""
+    """A block of statements, rolled back also when anyio cancels it, and with it every await, that of ROLLBACK too."""
     await block.__aenter__()
     try:
         yield
@@ -266,7 +266,7 @@ async def _asyncpg_pool(pool: Any, steps: Steps) -> list[Any]:
 
 
 def _refuse_foreign_loop(conn: Any) -> None:
-    """UsageError. asyncpg would send the statement before it notices that it cannot await the answer in this loop."""
+    """Raises UsageError in another loop than the connection's: asyncpg would send before it notices."""
     if getattr(conn, "_loop", None) not in (None, asyncio.get_running_loop()):
         raise UsageError("this connection was opened in another event loop: open one in each thread and process")
 

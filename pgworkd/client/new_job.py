@@ -117,9 +117,9 @@ class Field(NamedTuple):
     """A field of a job as the statements take it."""
 
     name: str
-    """Of NewJob."""
+    """The name of the field of NewJob."""
     parameter: str
-    """Of pgworkd.enqueue(), without its p_."""
+    """The name of the parameter of pgworkd.enqueue(), without its p_."""
     parse: Callable[[Any, str], Any]
     """The value as text or a number; UsageError, naming the field by the second argument, for an invalid one."""
     is_optional: bool = True
@@ -188,11 +188,11 @@ def row(job: NewJob, at: str = "", payload: str | None = None) -> list[Any]:
 _fields_of = attrgetter(*(field.name for field in FIELDS))
 _ALL_FIELDS = [(place, field.name, field.parse, field.is_optional) for place, field in enumerate(FIELDS)]
 _FIELDS_BESIDES = [each for each in _ALL_FIELDS if each[0] != PAYLOAD]
-"""Those that are parsed when the payload has been encoded already."""
+"""The fields that are parsed when the payload has been encoded already."""
 
 
 def _check_together(job: NewJob, at: str) -> None:
-    """UsageError for fields that exclude or need each other."""
+    """Raises UsageError for fields that exclude or need each other."""
     if job.run_at is not None and job.delay is not None:
         raise UsageError(f"{at}run_at and delay are both given: pass one of them")
     if job.dedupe_until is not None or job.dedupe_for is not None:
@@ -232,7 +232,7 @@ def unexpected(given: Iterable[str], known: Iterable[str]) -> TypeError | None:
 
 
 def check_on_duplicate(on_duplicate: object, dedupe_key: str | None) -> None:
-    """UsageError for an unknown value, or for one without a dedupe_key."""
+    """Raises UsageError for an unknown value, or for one without a dedupe_key."""
     if on_duplicate not in get_args(OnDuplicate):
         raise UsageError(f"on_duplicate must be one of {', '.join(get_args(OnDuplicate))}")
     if dedupe_key is None:
@@ -251,7 +251,7 @@ class _Ids:
         self._next = 0
 
     def draw(self, count: int) -> range:
-        """From this millisecond, 12 random bits and a random start; after the last id if the time has not advanced."""
+        """Draws ids: this millisecond, 12 random bits and a random start; after the last id if time stands still."""
         low = 0b10 << 62 | secrets.randbits(61)  # the variant; bits are left above for the counts of all calls
         fresh = time.time_ns() // 1_000_000 << 80 | 7 << 76 | secrets.randbits(12) << 64 | low
         with self._lock:

@@ -57,7 +57,7 @@ class _Waited:
     def __init__(self) -> None:
         self.ended = anyio.Event()
         self.answer: tuple[str, str | None, str | None] | None = None
-        """Status, result (JSON text) and error."""
+        """The answer that waiters get: status, result (JSON text) and error."""
         self.waiters = 0
         self.ask_at = -math.inf
         self.again_s = _SOON_S
@@ -93,7 +93,7 @@ class Results:
         self._news = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop in which it is open."""
+        """The event loop in which `Results` is open."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class Results:
         return None if text is None else json.loads(text)
 
     async def result_text(self, job_id: UUID, timeout_s: float | None = None) -> str | None:
-        """The same as JSON text; None: the handler returned nothing. Raises the errors of `result`."""
+        """The result of a job as JSON text; None: the handler returned nothing. Raises the errors of `result`."""
         self._usable()
         identity(job_id, "job_id")
         if len(self._waited) >= WAITERS_MAX and job_id not in self._waited:

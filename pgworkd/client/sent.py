@@ -12,9 +12,9 @@ from collections.abc import Iterable
 QUEUES_MAX = 200
 """Queues that are counted apart: a program that makes a queue per customer must not fill a metric."""
 OTHER = "other"
-"""Stands for all further queues."""
+"""The queue that stands for all further queues."""
 UNNAMED = ""
-"""Stands for the queue of a batch that another process has created: it is known to the database only."""
+"""The name in place of the queue of a batch that another process has created: it is known to the database only."""
 
 _counts: Counter[str] = Counter()
 _lock = threading.Lock()

@@ -39,7 +39,7 @@ def stream_handler(function: StreamFunction) -> Callable[[dict[str, Any], Job], 
 
 
 async def _made(function: StreamFunction, given: Any, result: Any) -> list[object]:
-    """All payloads: of a generator, sync or async, of a list, a single one, or none."""
+    """The payloads that a stream function makes: of a generator, sync or async, of a list, a single one, or none."""
     if is_async(function) or inspect.isasyncgenfunction(function):
         made = function(given, result)
     else:

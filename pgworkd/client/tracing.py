@@ -20,7 +20,7 @@ _tracer: tuple[Any, Any] | None = None
 """The last provider, and its tracer: making one costs as much as a span."""
 
 Way = Callable[[Any, Any], Any]
-"""As `connections.way` returns."""
+"""Runs steps on a connection; what `connections.way` returns."""
 
 
 class Producing:
@@ -32,10 +32,10 @@ class Producing:
         self._trace = trace
         self._span = span
         self.carrier = carrier
-        """What the jobs take with them."""
+        """The trace context that the jobs take with them."""
 
     def over(self, run: Way, conn: Any, steps: Any, id_of: Callable[[list[Any]], str] | None = None) -> Any:
-        """What `run(conn, steps)` returns, or a coroutine of it; `id_of`: the job's id, from the rows."""
+        """Runs the statements in the span, as `run(conn, steps)`; `id_of`: the job's id, from the rows."""
         try:
             found = run(conn, steps)
         except BaseException as error:
@@ -58,13 +58,13 @@ class Producing:
         return rows
 
     def named(self, queue: str | None) -> None:
-        """The queue of all the jobs, known only now; None: they are of several."""
+        """Notes the queue of all the jobs, known only now; None: they are of several."""
         self._span.update_name("enqueue" if queue is None else f"enqueue {queue}")
         if queue is not None:
             self._span.set_attribute("messaging.destination.name", queue)
 
     def counted(self, jobs: int) -> None:
-        """How many jobs it enqueues, where the call takes several."""
+        """Notes how many jobs the span enqueues, where the call takes several."""
         self._span.set_attribute("messaging.batch.message_count", jobs)
 
     def _end(self, rows: list[Any], id_of: Callable[[list[Any]], str] | None) -> None:
@@ -102,7 +102,7 @@ def producing(queue: str | None, job_id: UUID | None = None) -> Producing | None
 
 
 def traced(fields: list[Any], job_id: UUID | None = None) -> Producing | None:
-    """The span of one job, whose context is put into the meta of this row; None as above.
+    """The span of one job, with its context put into the meta of this row; None without OpenTelemetry or a span.
 
     Also None for a job whose caller has given it a context: it belongs to another trace.
     """
@@ -126,7 +126,7 @@ def traced_all(rows: Sequence[list[Any]]) -> tuple[Producing | None, Sequence[li
 def ran(
     run: Way, conn: Any, steps: Any, span: Producing | None, id_of: Callable[[list[Any]], str] | None = None
 ) -> Any:
-    """`run(conn, steps)`, in this span if there is one; `id_of` as of `Producing.over`."""
+    """Runs the steps, in this span if there is one, as `run(conn, steps)`; `id_of` as of `Producing.over`."""
     return run(conn, steps) if span is None else span.over(run, conn, steps, id_of)
 
 
@@ -144,7 +144,7 @@ def _tracer_of(trace: Any) -> Any:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """What the call returns; None if it raises: a broken processor of spans must not keep jobs from being enqueued."""
+    """The result of a call; None if it raises: a broken processor of spans must not keep jobs from being enqueued."""
     try:
         return call()
     except Exception:  # noqa: BLE001 - of the user's samplers and processors

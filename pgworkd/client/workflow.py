@@ -29,7 +29,7 @@ class _Step:
     row: list[Any]
     after: list[str]
     waits: Waits
-    """For existing jobs."""
+    """What the step waits for among existing jobs."""
 
 
 class Workflow:
@@ -86,7 +86,7 @@ class Workflow:
         return answered(ran(run, conn, inserts(ids, rows) + depends(ids, waiting), span), lambda _: by_name)
 
     def _sorted(self) -> list[str]:
-        """The names, each after those that it depends on, so that ids ascend along the graph."""
+        """The names of the steps, each after those that it depends on, so that ids ascend along the graph."""
         for name, step in self._steps.items():
             if unknown := [each for each in step.after if each not in self._steps]:
                 raise UsageError(f"step {name!r} depends on {unknown[0]!r}, which is not a step of this workflow")

@@ -22,7 +22,7 @@ SCOPES = {
     "metrics": "see metrics, and the depth of queues",
     "admin": "add and revoke tokens, say where jobs are pushed to",
 }
-"""Every scope, and what it allows. None includes another."""
+"""Every scope, and what it allows. No scope includes another."""
 QUEUES_MAX = 100
 """Patterns of queues per scope."""
 _WILD = re.compile(r"[*?\[]")
@@ -59,11 +59,11 @@ class Access:
 
     @classmethod
     def full(cls, name: str) -> Self:
-        """Everything, in all queues."""
+        """An access that may do everything, in all queues."""
         return cls(name, dict.fromkeys(SCOPES))
 
     def allows(self, scope: str, queue: str | None = None) -> bool:
-        """Whether the scope is there and covers the queue; None: all queues."""
+        """Whether the caller has the scope, for this queue; None: for all queues."""
         if scope not in self.scopes:
             return False
         patterns = self.scopes[scope]
@@ -72,7 +72,7 @@ class Access:
         return queue is not None and any(fnmatchcase(queue, pattern) for pattern in patterns)
 
     def covers(self, other: Access) -> bool:
-        """Whether all that the other one may do is allowed here, too.
+        """Whether all that the other access may do is allowed here, too.
 
         A pattern with wildcards is covered by itself, by `*`, and by all queues: whether another one covers it is not
         looked at.
@@ -84,7 +84,7 @@ class Access:
         return True
 
     def has(self, scope: str) -> bool:
-        """Whether the scope is there, for whatever queues."""
+        """Whether the caller has the scope, for whatever queues."""
         return scope in self.scopes
 
 
@@ -113,7 +113,7 @@ class TokenText(NamedTuple):
 
     @property
     def sha256(self) -> bytes:
-        """What the database stores of it. The secret has 256 random bits, so that no slower hash is needed."""
+        """The digest of the secret, for the database. The secret has 256 random bits: no slower hash is needed."""
         return hashlib.sha256(self.secret.encode()).digest()
 
     def __str__(self) -> str:

@@ -21,10 +21,10 @@ from pgworkd.errors import UsageError
 
 _PREFIX = "a1_"
 _FIELDS = struct.Struct(">16siI16s")
-"""Job, attempt, worker, nonce (zeros: none)."""
+"""The fields of an assignment: job, attempt, worker, nonce (zeros: none)."""
 _NO_NONCE = bytes(16)
 _MAC_BYTES = 16
-"""Of BLAKE2s with a key (RFC 7693): of all that hashlib has, what is quickest for few bytes."""
+"""Size of the MAC, BLAKE2s with a key (RFC 7693): of all that hashlib has, what is quickest for few bytes."""
 _PERSON = b"pgworkd1"
 KEYS_MAX = 5_000
 """Workers' keys that are kept ready."""

@@ -45,7 +45,7 @@ class Claims(list[ClaimedJob]):
     passed: Sequence[tuple[int, float]] = ()
     """(priority, run_at): up to that run_at, only jobs of left-out kinds remain in that priority."""
     places: str | None = None
-    """Where jobs have keys: the `places` of the next order."""
+    """The `places` of the next order, where jobs have keys."""
 
     @classmethod
     def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:
@@ -77,11 +77,11 @@ class ClaimOrder(NamedTuple):
     left_out: Sequence[str] = ()
     """Kinds left to other workers."""
     places: str | None = None
-    """Where jobs have keys: `places` of the previous result; '{}' at first, None: do not use places."""
+    """The `places` of the previous result, where jobs have keys; '{}' at first, None: do not use places."""
     reach_s: float | None = 0.0
-    """Begin this many seconds before those; None: at every head."""
+    """A claim of jobs with keys begins this many seconds before `places`; None: at every head."""
     since: float | None = None
-    """And at this run_at at the latest."""
+    """A claim of jobs with keys begins at this run_at at the latest."""
     renew: bool = True
     """False: the result may repeat `places`, which saves computing new ones."""
     careful: bool = False

@@ -9,7 +9,7 @@ from pgworkd.core.redaction import escaped
 
 _TRACES = ("stack", "exception")
 _FIRST = ("queue", "job_id", "duration_s")
-"""Shown in this order, without their names."""
+"""The facts that are shown first, in this order and without their names."""
 _ITEMS_MAX = 3
 _COLORS = {"debug": 2, "warning": 33, "error": 31, "critical": 31}
 

@@ -39,7 +39,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def explained(function: Callable[..., Any], error: BaseException) -> BaseException:
-    """A UsageError, caused by `error`, that says what to change where a decorator could not call the function at all.
+    """An error of a call; a UsageError, with what to change, where a decorator could not call the function at all.
 
     `error` itself if it is another one, or was raised by the function.
     """

@@ -13,7 +13,7 @@ UNITS_S = {
     **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
 FORM = "seconds, or a duration such as 90s, 10m, 1h or 7d"
-"""For errors and help."""
+"""How a length of time is written, for errors and help."""
 _PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-z]+)\s*")
 
 

@@ -30,7 +30,7 @@ FAULTS_MAX = 10
 """Validation errors shown."""
 _LOOP = ("asyncio.events", "asyncio.base_events", "asyncio.runners", "uvloop")
 _ENGINE = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("engine", "process"))
-"""Where the frames are that every traceback of a handler would begin with."""
+"""Folders of the code whose frames every traceback of a handler would begin with."""
 PARTS_MAX = 8
 """Exceptions shown in all, from the chain and its groups; they share the bytes of the traceback."""
 
@@ -48,7 +48,7 @@ class ErrorFacts:
     traceback: str
 
     def redacted(self) -> ErrorFacts:
-        """The same without the passwords known to this process; for reports from another process."""
+        """The facts without the passwords known to this process; for reports from another process."""
         return ErrorFacts(self.type, redact(self.message), redact(self.traceback))
 
     @property
@@ -100,7 +100,7 @@ def _text(exc: BaseException) -> str:
 
 
 def _faults(exc: ValidationError) -> str:
-    """Pydantic's errors without the values: payloads may hold data that must not be logged."""
+    """The errors of pydantic without the values: payloads may hold data that must not be logged."""
     faults = [
         f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" if fault["loc"] else fault["msg"]
         for fault in exc.errors(include_url=False, include_context=False, include_input=False)[:FAULTS_MAX]
@@ -111,7 +111,7 @@ def _faults(exc: ValidationError) -> str:
 
 
 def _kept(text: str, bytes_max: int) -> str:
-    """Redacts before truncating, and reads twice as much: a cut must not leave half of a password."""
+    """The first bytes of a text, redacted before the cut, which must not leave half of a password."""
     return clean_text(redact(text[: 2 * bytes_max]), bytes_max)
 
 
@@ -140,7 +140,7 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _parts(exc: BaseException, depth: int) -> Iterator[tuple[str, BaseException]]:
-    """(title, exception) in the order Python prints them: causes, then `exc`, then its group's members."""
+    """The exceptions of a chain as (title, exception), in the order of Python: causes, `exc`, its group's members."""
     chain = [(exc, "")]
     while len(chain) < CHAIN_MAX:
         outer = chain[-1][0]

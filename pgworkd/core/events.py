@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 from pgworkd.core.traces import Trace
 
 Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
-"""Called in the daemon's loop, those of its watch in another thread, with the event's name and its facts; must return
+"""Takes an event's name and facts, in the daemon's loop; events of its watch, in another thread. Must return
 at once."""
 Tracer: TypeAlias = Callable[[Any], Trace | None]
-"""Called with each attempt right before its `job.started`; what it returns follows the attempt. Must not raise."""
+"""Begins to follow an attempt, right before its `job.started`; returns what follows it. Must not raise."""
 
 # Events of one attempt. Facts: job_id, queue, kind, attempt, and those in the comment.
 JOB_STARTED: Final = "job.started"

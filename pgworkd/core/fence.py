@@ -15,15 +15,15 @@ class Fence(NamedTuple):
     job_id: UUID
     attempt: int
     worker_id: int = 0
-    """0: of any worker."""
+    """The worker whose attempt it is; 0: any."""
     token: UUID | None = None
-    """Of the worker's registration; None: of any."""
+    """The token of the worker's registration; None: any."""
     nonce: UUID | None = None
     """`jobs.assignment_id`, of an attempt with a lease of its own; None: it is leased with its worker."""
 
     @classmethod
     def of(cls, job_id: UUID, attempt: int, worker_id: int | None) -> Fence:
-        """That of an attempt that is leased with its worker, a `Registration`."""
+        """The fence of an attempt that is leased with its worker, a `Registration`."""
         return cls(job_id, attempt, worker_id or 0, token_of(worker_id))
 
 
@@ -34,19 +34,19 @@ class Settling(Protocol):
 
     @property
     def job_id(self) -> UUID:
-        """Of its job."""
+        """The id of the attempt's job."""
 
     @property
     def number(self) -> int:
-        """Of the attempt."""
+        """The number of the attempt."""
 
     @property
     def fence(self) -> Fence:
-        """What the settle must match."""
+        """The fence that the settle must match."""
 
     @property
     def started(self) -> float | None:
-        """When its handler was called, on the monotonic clock; None: it was not, as far as is known."""
+        """When the attempt's handler was called, on the monotonic clock; None: it was not, as far as is known."""
 
 
 class Settlement:

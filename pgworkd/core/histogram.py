@@ -15,7 +15,7 @@ class Histogram:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
-        """One count per bound, not cumulative, and one for all above."""
+        """Durations per bound, not cumulative, and those above the last bound."""
         self.sum_s = 0.0
 
     def observe(self, duration_s: float) -> None:
@@ -23,7 +23,7 @@ class Histogram:
         self.observe_all([duration_s])
 
     def observe_all(self, durations_s: list[float]) -> None:
-        """Counts each; sorts the list, since the counts of a sorted one take a search per bound, not per duration."""
+        """Counts durations; sorts the list, since counting a sorted one takes a search per bound, not per duration."""
         durations_s.sort()
         below = 0
         counts = self.counts

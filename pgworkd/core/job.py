@@ -125,7 +125,7 @@ class _Transaction(AbstractAsyncContextManager[Any]):
         raise UsageError(f"job.transaction() of job {self._job.id}: write `async with job.transaction() as connection`")
 
     def __exit__(self, *_: object) -> None:
-        """Never called: `with` finds both before it calls the first."""
+        """Refuses `with` in place of `async with`, which finds both methods before it calls the first."""
 
     def _refuse(self) -> NoReturn:
         raise UsageError(f"job.transaction() of job {self._job.id}: {NOT_IN_THREADS}")

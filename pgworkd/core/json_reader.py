@@ -20,7 +20,7 @@ DEPTH_MAX = 16
 RAW = frozenset({"payload", "meta", "result"})
 """Members whose values are passed on as text."""
 RAW_EACH = frozenset({"payloads"})
-"""Members whose values are lists of such."""
+"""Members whose values are lists of values that are passed on as text."""
 _RAW_NAMES = [f'"{name}"' for name in RAW | RAW_EACH]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
@@ -39,7 +39,7 @@ def read(text: str) -> Any:
 
 
 def _fits(value: Any, depth: int) -> bool:
-    """Whether it has no more than this many levels."""
+    """Whether a text has no more than this many levels."""
     if isinstance(value, dict | list):
         if value and depth == 1:
             return False
@@ -96,7 +96,7 @@ class _Reader:
                 return found
 
     def _name(self) -> str:
-        """The name of a member; goes on to its value."""
+        """Reads the name of a member; goes on to its value."""
         if (plain := _NAME.match(self._text, self._at)) is not None:
             self._at = plain.end()
             return plain[1]
@@ -127,7 +127,7 @@ class _Reader:
                 return found
 
     def _ends(self, last: str, expected: str) -> bool:
-        """Whether this was the last of several; goes on to the next one."""
+        """Whether a member or element was the last one; goes on to the next."""
         if (comma := _COMMA.match(self._text, self._at)) is not None:
             self._at = comma.end()
             return False
@@ -184,4 +184,4 @@ _SCAN = _DECODER.scan_once  # type: ignore[attr-defined] # what raw_decode() cal
 _RAW_DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_refused, parse_int=lambda _: 0, parse_float=lambda _: 0.0
 )
-"""Its numbers are not looked at."""
+"""A decoder for values that are passed on as text: numbers in them are not converted."""

@@ -9,7 +9,7 @@ from pgworkd.errors import InvalidPayload
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
 
 _ODD = re.compile(r"\\u[dD][89a-fA-F]|[0-9][eE][-+]?[0-9]{3}")
-"""A surrogate, which may be alone; an exponent, which may be too large."""
+"""What a text may not have where it is plain: a surrogate, which may be alone; an exponent, which may be too large."""
 
 
 class JsonText(str):

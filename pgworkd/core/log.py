@@ -102,7 +102,7 @@ configured: tuple[str, Form, str] | None = None
 _own: Any = None
 """Our own logger, as `configure` has made it."""
 _processors: list[Any] | None = None
-"""Those that `configure` has given structlog; other ones are the app's."""
+"""The processors that `configure` has given structlog; other ones are the app's."""
 
 
 def configure(level: str = "info", form: Form = "auto", worker: str = "") -> None:
@@ -171,7 +171,7 @@ def include_job() -> None:
 
 
 class _Lines:
-    """What structlog takes for a logger."""
+    """A logger as structlog takes one, whose methods all write a line."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self.msg = self.debug = self.info = self.warning = self.error = self.critical = write
@@ -253,16 +253,16 @@ def _report_dropped(stream: str, count: int) -> None:
 
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-"""Of syslog, as the journal reads them in front of each line (sd-daemon(3))."""
+"""Priorities of syslog, as the journal reads them in front of each line (sd-daemon(3))."""
 
 
 def mark(level: str) -> str:
-    """What stands before a line of this level where standard error leads to systemd's journal; else nothing."""
+    """The priority before a line of this level where standard error leads to systemd's journal; else nothing."""
     return f"<{_PRIORITIES.get(level, 6)}>" if _is_the_journal() else ""
 
 
 def _is_the_journal() -> bool:
-    """By JOURNAL_STREAM, see systemd.exec(5); children have the variable, too, and perhaps another standard error."""
+    """Whether standard error is the journal, by JOURNAL_STREAM, see systemd.exec(5), which children inherit."""
     try:
         found = os.fstat(output.stderr().fileno())
     except (OSError, ValueError, AttributeError):

@@ -21,7 +21,7 @@ class Origin(NamedTuple):
     here: str
     """The name of the database that was asked."""
     is_here: bool
-    """Its jobs may run in this database, for the environment of whoever asked."""
+    """True if the jobs may run in this database, for the environment of whoever asked."""
 
     def fault(self, environment: str | None) -> tuple[str, str]:
         """Why workers of `environment` do not run its jobs, and what to do."""

@@ -172,7 +172,7 @@ def clean_text(text: str, bytes_max: int) -> str:
 
 
 def _plain(value: object) -> object:
-    """A model or dataclass as plain JSON values; anything else unchanged."""
+    """A model or dataclass as plain JSON values; any other value unchanged."""
     cls = type(value)
     # Pydantic's models and dataclasses have this attribute.
     if cls not in _LEAVES and (hasattr(cls, "__pydantic_serializer__") or dataclasses.is_dataclass(cls)):

@@ -28,7 +28,7 @@ class AllFailed(Failed):
 async def first(
     attempts: Sequence[Callable[[], Awaitable[Found]]], limit_s: float, drop: Callable[[Found], None]
 ) -> Found:
-    """What the first attempt to succeed returns; an attempt may itself be such a race. Raises AllFailed.
+    """Returns what the first attempt to succeed does; an attempt may itself be such a race. Raises AllFailed.
 
     Each begins when the one before it has failed, or has taken a while: at most STAGGER_S, and so little that the last
     one begins within half of `limit_s` seconds, by which the attempts themselves end. So none is given up early because

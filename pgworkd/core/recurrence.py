@@ -200,7 +200,7 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _matching(cron: str, start: datetime, *, backwards: bool = False) -> CronSim:
-    """The wall times that match. Of a range with a step that is one value, as Vixie's cron: not from there on."""
+    """The wall times that match. A range of one value with a step (5-5/10) is that value only, as in Vixie's cron."""
     cron = _RANGE_WITH_STEP.sub(lambda found: found[1] if _is_one(found[1], found[2]) else found[0], cron)
     return CronSim(cron, start, reverse=backwards)
 

@@ -66,7 +66,7 @@ def _code(character: str) -> str:
 
 
 def _forms(secret: str) -> set[str]:
-    """The ways in which it may be written."""
+    """The ways in which a secret may be written."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
     plain |= {write(text) for text in tuple(plain) for write in (_quoted, quote_plus, _quoted_except_slash)}
     return plain | {write(text) for text in plain for write in (_as_json, _as_repr, _as_ascii, escaped)}

@@ -15,7 +15,7 @@ class Registration(int):
 
     @classmethod
     def of(cls, worker_id: int, token: UUID) -> Registration:
-        """Combines the two."""
+        """A registration of this id and token."""
         registration = cls(worker_id)
         registration.token = token
         return registration

@@ -37,13 +37,13 @@ class Instructions:
     """What is wanted of a worker that has renewed its lease."""
 
     cancels: Sequence[tuple[UUID, int]]
-    """(id, attempt) of those to cancel."""
+    """The attempts to cancel, as (id, attempt)."""
     queues: dict[str, dict[str, Any]]
     """Rows of `queues` by name, without NULLs; always with `paused`, and with `pause_s` if the pause has an end."""
     differing: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    """By queue: other workers whose code gives it another concurrency than ours, and that concurrency."""
+    """The queues to which other workers' code gives another concurrency than ours, and that concurrency."""
     schema_version: int = 0
-    """Of the database; 0: it does not matter."""
+    """The version of the database's schema; 0: it does not matter."""
     asked: frozenset[str] | None = None
     """The queues that `queues` is complete for; None: all."""
     clock_ahead_s: float = 0.0
@@ -51,7 +51,7 @@ class Instructions:
 
 
 class Heartbeats(Protocol):
-    """The calls of a heartbeat thread, on a connection of its own. Both raise PgworkdError."""
+    """The calls of a heartbeat thread, on a connection of its own. All of them raise PgworkdError."""
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost. `state`: running, stopping or blocked."""
@@ -100,10 +100,10 @@ class SettleSource(Protocol):
         """
 
     async def running(self, fences: Sequence[Fence]) -> set[UUID]:
-        """The jobs of those of these attempts that still run: a settle that skips locked rows has left them out."""
+        """The jobs of the attempts that still run: a settle that skips locked rows has left them out."""
 
     async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
-        """The status each was settled with; running, rescued and pruned ones are missing."""
+        """The status each attempt was settled with; running, rescued and pruned ones are missing."""
 
 
 class WorkSource(SettleSource, Protocol):
@@ -119,7 +119,7 @@ class WorkSource(SettleSource, Protocol):
         """Registers a worker of that kind under a new id and token; `kinds`: those it has handlers for, None: any."""
 
     def heartbeats(self, limit_s: float) -> Heartbeats:
-        """The calls of its heartbeat thread, each of which takes `limit_s` at most."""
+        """The calls of a worker's heartbeat thread, each of which takes `limit_s` at most."""
 
     async def sign_off(self, worker_id: int) -> bool:
         """Ends the registration; False if the worker still has running jobs, or is lost."""
@@ -146,7 +146,7 @@ class WorkSource(SettleSource, Protocol):
         worker_id: int | None = None,
         begin: int | None = None,
     ) -> list[Payload]:
-        """What claims have left out, in order, up to `bytes_max`; the first `begin` (None: all) are about to begin."""
+        """Payloads that claims have left out, up to `bytes_max`; the first `begin` (None: all) are about to begin."""
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:
         """The kinds among these for which another live worker of the queue has a handler."""
@@ -156,10 +156,10 @@ class WorkSource(SettleSource, Protocol):
 
     @property
     def transactions(self) -> Transactions:
-        """For `job.transaction()`."""
+        """The transactions for `job.transaction()`."""
 
     async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
-        """Completes a job in the transaction of one of those; False if the attempt is no longer ours."""
+        """Completes a job in a transaction of `transactions`; False if the attempt is no longer ours."""
 
     async def close(self) -> None:
         """Closes all connections."""

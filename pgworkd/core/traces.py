@@ -50,7 +50,7 @@ class Trace(Protocol):
     ) -> None: ...
 
     def end(self, outcome: Outcome | None) -> None:
-        """The attempt has ended; None: its daemon was torn down before."""
+        """Ends the trace of the attempt; None: its daemon was torn down before."""
 
 
 def api() -> Any:

@@ -160,7 +160,7 @@ async def look_up(name: str) -> list[str]:
 
 
 def _address(found: tuple[Any, ...]) -> str:
-    """With the scope of a link-local address, which getaddrinfo() gives apart."""
+    """An address with the scope of a link-local one, which getaddrinfo() gives apart."""
     address = str(found[0])
     scope = found[3] if len(found) > 3 else 0
     return f"{address}%{scope}" if scope and "%" not in address else address
@@ -181,14 +181,14 @@ class Toward:
         return getattr(self._loop, name)
 
     def __eq__(self, other: object) -> bool:
-        """Who asks in which loop a connection was opened finds that one, as asyncio does that looks for its tasks."""
+        """True for the running loop, too: asyncio looks for its tasks by the loop in which a connection was opened."""
         return other is self._loop or (isinstance(other, Toward) and other._loop is self._loop)
 
     def __hash__(self) -> int:
         return hash(self._loop)
 
     async def create_connection(self, factory: Any, host: str, port: int, *, ssl: Any = None) -> tuple[Any, Any]:
-        """As the loop's."""
+        """Connects as the loop does, to this address of the host."""
         name = host if ssl else None
         made = await self._loop.create_connection(factory, self._address, port, ssl=ssl, server_hostname=name)
         _keep_alive(made[0].get_extra_info("socket"), self._told)

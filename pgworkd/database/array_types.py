@@ -20,7 +20,7 @@ ARRAYS = {
     2951: ("uuid", 2950),
     3807: ("jsonb", 3802),
 }
-"""By the OID of the array: the name and the OID of its elements' type."""
+"""Types of arrays by OID: the name and the OID of the type of the elements."""
 _OTHERS = ("basetype", "range_subtype", "attrtypoids", "attrnames", "basetype_name", "range_subtype_name")
 _ROWS = [
     {"oid": oid, "ns": "pg_catalog", "name": f"_{name}", "kind": b"b", "elemtype": element, "elemtype_name": name}
@@ -28,7 +28,7 @@ _ROWS = [
     | dict.fromkeys(_OTHERS)
     for oid, (name, element) in ARRAYS.items()
 ]
-"""As the driver's own query returns them (`asyncpg.introspection`)."""
+"""The types of arrays, as the driver's own query returns them (`asyncpg.introspection`)."""
 
 
 def register(connection: Any) -> None:

@@ -16,7 +16,7 @@ import anyio
 from pgworkd.database.connection import Connection, ConnectionOptions, Row
 
 CONNECTIONS_MAX = 4
-"""Per daemon. With this many slow claims at once, the others wait for the first of them to end."""
+"""Connections per daemon. With this many slow claims at once, others wait for the first of them to end."""
 SLOW_S = 0.05
 """A call that the server has taken longer for is not waited for."""
 IDLE_S = 60.0
@@ -24,7 +24,7 @@ IDLE_S = 60.0
 
 
 class ClaimConnections:
-    """Calls wait for each other in order, except for slow ones.
+    """The connections for claims. Calls wait for each other in order, except for slow ones.
 
     At most one connection per queue, however many calls there are: a call that waits for a claim of its own queue would
     not gain from another connection.
@@ -64,7 +64,7 @@ class ClaimConnections:
                     await connection.close()
 
     async def close(self) -> None:
-        """Closes all of them."""
+        """Closes all connections for claims."""
         for connection in self._all:
             await connection.close()
 
@@ -100,7 +100,7 @@ class ClaimConnections:
 
 
 class _Connection(Connection):
-    """One of the connections, and its state. All times on the monotonic clock."""
+    """A connection for claims, and its state. All times on the monotonic clock."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         super().__init__(options, "claim")

@@ -38,7 +38,7 @@ _PROTOCOL = "08P01"
 _BUSY = {"55P03", "XX000"}
 _SCHEMA_MISSING = {"42P01", "42883", "3F000", "42703"}
 BROKEN = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a connection raises when it can no longer be used."""
+"""The errors of a connection that can no longer be used."""
 FORBIDDEN = "42501"
 _CREDENTIALS = {"28P01", "28000", "3D000", FORBIDDEN}
 # A session that ends with these may have committed before.
@@ -86,7 +86,7 @@ def is_judgement(error: Exception) -> bool:
 
 
 def said(error: Exception) -> str:
-    """What an address did, in a few words, and the remedy if there is one."""
+    """What an address answered, in a few words, and the remedy if there is one."""
     if isinstance(error, TimeoutError):
         return "did not answer in time"
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
@@ -100,18 +100,18 @@ def said(error: Exception) -> str:
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """The SQLSTATE, five characters; "" if there is none."""
+    """The SQLSTATE of an error, five characters; "" if there is none."""
     return str(getattr(error, "sqlstate", "") or "")
 
 
 def is_answer(error: BaseException) -> bool:
-    """True if it is the server's answer that the call took no effect; asyncpg's own errors have a SQLSTATE, too."""
+    """True for the server's answer that a call took no effect; asyncpg's own errors have a SQLSTATE, too."""
     code = sqlstate_of(error)
     return isinstance(error, asyncpg.PostgresError) and code not in _UNDECIDED and not code.startswith("08")
 
 
 def unanswered(error: BaseException) -> Exception:
-    """As `translate`, for an error in place of an answer: the call may have taken effect."""
+    """The project's error for one in place of an answer: the call may have taken effect."""
     translated = translate(error)
     if not isinstance(translated, DatabaseUnavailable):
         return translated
@@ -119,7 +119,7 @@ def unanswered(error: BaseException) -> Exception:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """The driver's frames contain the DSN with its password, which a printer of local variables would print."""
+    """Drops the driver's frames: a printer of local variables would print the DSN and its password."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -11,7 +11,7 @@ from pgworkd.core.registration import Registration
 from pgworkd.database.connection import Connection, ConnectionOptions
 
 QUEUES_MAX = 1_000
-"""Of those that one daemon serves."""
+"""Queues that one daemon serves."""
 _ROUTES = """SELECT q.name::text, jsonb_build_object('name', e.name, 'url', e.url, 'mode', e.mode,
         'timeout_s', e.timeout_s, 'callback_timeout_s', e.callback_timeout_s, 'headers', e.headers,
         'secret_name', e.secret_name, 'unsigned', e.unsigned, 'allow_private', e.allow_private)::text
@@ -35,7 +35,7 @@ class EndpointRoute(NamedTuple):
 
 
 class EndpointStore:
-    """One connection. Raises PgworkdError."""
+    """Calls about endpoints, on one connection. Raises PgworkdError."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._connection = Connection(options, "endpoints")

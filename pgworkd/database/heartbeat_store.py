@@ -18,7 +18,7 @@ _INSTRUCTIONS = """SELECT cancel_ids, cancel_attempts, settings, settings_versio
 
 
 class HeartbeatStore:
-    """One connection, two calls. Raises PgworkdError."""
+    """The calls of a heartbeat thread, on one connection. Raises PgworkdError."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._connection = Connection(options, "lease")

@@ -15,11 +15,11 @@ from pgworkd.database.schedule_store import ScheduleStore
 from pgworkd.errors import DatabaseBusy, DatabaseError
 
 DAYS_AHEAD, DAYS_RULED_OUT = 7, 31
-"""Days ahead for which the history has a partition; the same where rows of no day have to be read first."""
+"""Days ahead for which the history has a partition; how many where rows of no day have to be read first."""
 SCAN_S_MAX = 3600.0
 UNBLOCK_STEP = MEND_STEP = 1_000
 RATES_STEP = 10_000
-"""Rows per step."""
+"""Rows that one step forgets."""
 
 
 class Rescued(NamedTuple):

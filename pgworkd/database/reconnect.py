@@ -54,7 +54,7 @@ class Outage:
         return delay_s
 
     def _report(self, error: Exception, delay_s: float) -> None:
-        """Once; again when the database begins to refuse us, or it is time for a reminder."""
+        """Reports an outage once; again when the database begins to refuse us, or it is time for a reminder."""
         now_s, text, refused = anyio.current_time(), str(error), isinstance(error, AccessRefused)
         is_new = self._since is None or (refused and not self._refused)
         is_other = refused and text != self._said and self._remind_s < math.inf

@@ -153,7 +153,7 @@ class RemoteStore(SettleStore):
         return Registration.of(worker_id, token)
 
     async def find_standing(self, name: str) -> Registration | None:
-        """The same if it is there already."""
+        """The standing worker of that name, if it is there already."""
         rows = await self._beats.fetch(_FIND_STANDING, name)
         return Registration.of(*rows[0]) if rows else None
 
@@ -177,7 +177,7 @@ class RemoteStore(SettleStore):
         return [Beat(*row) for row in await self._beats.fetch(_HEARTBEATS, *args)]
 
     async def requested(self, workers: Sequence[int]) -> dict[int, str | None]:
-        """What operators request of those of these workers that are not presumed dead."""
+        """What operators request of the workers among these that are not presumed dead."""
         return {row[0]: row[1] for row in await self._beats.fetch(_REQUESTED, workers)}
 
     async def news(self, workers: Sequence[int], held: Sequence[Fence] = ()) -> News:
@@ -222,7 +222,7 @@ class RemoteStore(SettleStore):
     async def claim_for(
         self, waiters: Sequence[ClaimWaiter], order: ClaimOrder, standing: int, nonce: UUID
     ) -> ClaimsForWorkers:
-        """Claims for those that wait, the first of them first. Of `order`, worker and limit are not used.
+        """Claims for workers that wait, the first of them first. Of `order`, worker and limit are not used.
 
         Attempts with a lease of their own run under `standing` and `nonce`.
         """
@@ -260,6 +260,6 @@ class RemoteStore(SettleStore):
         return {row[0]: (row[1], row[2]) for row in rows}
 
     async def claimed(self, held: Sequence[Fence]) -> list[tuple[str, float, ClaimedJob]]:
-        """Those of these attempts that run: queue, seconds since the claim, and what was claimed, without payload."""
+        """The attempts among these that run: queue, seconds since the claim, and what was claimed, without payload."""
         rows = await self._settles.fetch(_CLAIMED, [each.job_id for each in held], [each.attempt for each in held])
         return [(row[0], row[1], ClaimedJob(*row[2:])) for row in rows]

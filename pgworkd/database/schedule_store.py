@@ -78,10 +78,10 @@ class ScheduleStore:
         return bool(await self._maintenance.value("SELECT pgworkd.fail_schedule($1, $2, $3)", name, revision, error))
 
     async def retire_schedules(self, names: Sequence[str]) -> list[str]:
-        """Disables those of them that no worker declares; returns their names."""
+        """Disables the schedules among these that no worker declares; returns their names."""
         return list(await self._maintenance.value("SELECT pgworkd.retire_schedules($1)", names))
 
     async def missed_since(self, job_id: UUID, attempt: int) -> datetime | None:
-        """If this occurrence was missed and must be skipped: since when workers serve its queue; else None."""
+        """Since when workers serve the queue of this occurrence, if it was missed and must be skipped; else None."""
         found: datetime | None = await self._maintenance.value("SELECT pgworkd.missed_since($1, $2)", job_id, attempt)
         return found

@@ -65,12 +65,12 @@ def text() -> str:
 
 
 def script() -> str:
-    """The same with BEGIN and COMMIT, for psql or any other client."""
+    """The whole schema as SQL with BEGIN and COMMIT, for psql or any other client."""
     return f"BEGIN;\n{text()}COMMIT;\n"
 
 
 def _lines(contract: Path, chapters: Path) -> Iterator[str]:
-    """What psql would send, without its transaction; only `\\ir` of a chapter and `\\set` of its commands may stand."""
+    """The lines that psql would send, without its transaction; only `\\ir` of a chapter and `\\set` may stand."""
     for number, line in enumerate(contract.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
         command = line.strip()
         if found := _CHAPTER.fullmatch(command):
@@ -82,7 +82,7 @@ def _lines(contract: Path, chapters: Path) -> Iterator[str]:
 
 
 def _chapter(path: Path) -> str:
-    """The text of one; SchemaError if it is missing, or holds a command of psql, which no server knows."""
+    """The text of a chapter; SchemaError if it is missing, or holds a command of psql, which no server knows."""
     if not path.is_file():
         raise SchemaError(f"{path.name}, a part of the schema, is missing from this installation: reinstall pgworkd")
     sql = path.read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ async def migrate(
 
 
 async def _run(connection: Connection, script: str, patience_s: float, say: Callable[[str], None]) -> None:
-    """The script in one transaction, tried until it gets its locks."""
+    """Runs the script in one transaction, tried until it gets its locks."""
     until, pause_s, told = anyio.current_time() + patience_s, _PAUSE_S, None
     while True:
         try:
@@ -184,7 +184,7 @@ async def _run(connection: Connection, script: str, patience_s: float, say: Call
 
 
 async def _in_the_way(connection: Connection) -> tuple[int | None, str]:
-    """The oldest transaction that holds locks of ours: its pid, and all in words."""
+    """The oldest transaction that holds locks of ours: its pid, and a description."""
     rows = await connection.fetch(_HOLDERS)
     if not rows:
         return None, "what held them has ended by now"
@@ -194,7 +194,7 @@ async def _in_the_way(connection: Connection) -> tuple[int | None, str]:
 
 
 async def _mark(connection: Connection, script: str) -> str:
-    """What the script comes to on this server: it defines some things otherwise on newer ones."""
+    """A digest of the script on this server: it defines some things otherwise on newer ones."""
     major = await connection.value("SELECT current_setting('server_version_num')::int / 10000")
     return hashlib.sha256(f"{major}\n{script}".encode()).hexdigest()
 
@@ -210,7 +210,7 @@ async def _last_run(connection: Connection) -> str | None:
 
 
 async def _refuse_encoding(connection: Connection) -> None:
-    """In others not every error and result can be stored, and SQL_ASCII keeps bytes, not texts."""
+    """Raises SchemaError unless the encoding is UTF8: no other stores every text, and SQL_ASCII keeps bytes."""
     database, encoding = (await connection.fetch("SELECT current_database(), current_setting('server_encoding')"))[0]
     if encoding != "UTF8":
         raise SchemaError(

@@ -19,22 +19,22 @@ USER_TIMEOUT_MS = "10000"
 """The server ends a session whose client has read nothing for this long while an answer is being sent: a frozen client
 cannot hold locks. Over TCP only; over a Unix socket claims rely on answers that fit into its buffer."""
 TRANSACTION_SETTINGS = {"statement_timeout": "0", "tcp_user_timeout": "60000"}
-"""In place of those, for sessions of handlers, which may fetch much and read it slowly."""
+"""Settings for sessions of handlers, which may fetch much and read it slowly."""
 _NO_LIMIT = "SET transaction_timeout = 0;"
 _ROUNDS = 5
 REFUSED = "unsupported startup parameter"
-"""What pgbouncer answers to settings that it does not know."""
+"""What pgbouncer's error says of settings that it does not know."""
 SHARED = (
     "the DSN leads to a connection pooler in transaction mode{}: daemons and commands need sessions of their own, so "
     "give them the address of Postgres itself, or of a pool in session mode; applications may use this one"
 )
 NOT_PREPARED = {"42P05", "26000"}
-"""What a pooler in transaction mode answers to statements that another of its clients prepared."""
+"""SQLSTATEs of a pooler in transaction mode for statements that another of its clients prepared."""
 _CHECK = """DO $$ BEGIN EXECUTE format('PREPARE pgworkd_session AS SELECT 1 / (current_user = %L AND session_user = %L
     AND pg_my_temp_schema() = 0)::int', current_user, session_user); END $$"""
 _IS_AS_LENT = "EXECUTE pgworkd_session;"
 _pooled: set[Hashable] = set()
-"""What is reached through poolers in session mode, as far as this process knows."""
+"""Servers that are reached through poolers in session mode, as far as this process knows."""
 
 Connect = Callable[[Mapping[str, str]], Awaitable["Session"]]
 
@@ -43,12 +43,12 @@ class Session(asyncpg.Connection):
     """A connection of the driver whose settings may have been made after it was opened."""
 
     made_sql = ""
-    """What a reset must do again."""
+    """The settings that a reset must make again."""
     only_reads = False
     """Whether the server, or this session, refuses to write."""
 
     def get_reset_query(self) -> str:
-        """As the driver's, followed by our settings where it undoes them."""
+        """Returns the driver's reset query, followed by our settings where it undoes them."""
         query: str = super().get_reset_query()
         return query + self.made_sql
 

@@ -46,7 +46,7 @@ STATEMENTS: Mapping[tuple[bool, Ending, bool, bool], str] = {
         ((False, _CALLS, "$2"), (True, _OF_SEVERAL, _FENCED)), _CALLS, _NO_WAIT.items()
     )
 }
-"""By whether the attempts are of several workers, ending, `skip_locked` and `deferred`."""
+"""The statements, by whether the attempts are of several workers, ending, `skip_locked` and `deferred`."""
 _BY_HANDLER = "SELECT pgworkd.complete_own($1, $2, $5, $6, $7, $8, $3, $4, $9)"
 _BY_CALLER = STATEMENTS[True, Ending.COMPLETED, False, False]
 _RUNNING = "SELECT pgworkd.fenced($1, $2, $3, $4, $5)"
@@ -62,7 +62,7 @@ class SettleStore:
 
     _settles: Connection
     _of_several_workers = False
-    """A call has attempts of several workers, or with leases of their own; else all of a call are of one."""
+    """True if a call has attempts of several workers, or with leases of their own; else all of a call are of one."""
 
     async def settle(
         self,
@@ -93,7 +93,7 @@ class SettleStore:
         return bool(await connection.fetchval(sql, *self._fence([settling]), *_completed([settling], following)))
 
     async def running(self, fences: Sequence[Fence]) -> set[UUID]:
-        """The jobs of those of these attempts that still run, each under its worker."""
+        """The jobs of the attempts among these that still run, each under its worker."""
         found = await self._settles.value(_RUNNING, *fence_columns(fences)) or []
         return {each.job_id for each, attempt in zip(fences, found, strict=True) if attempt == each.attempt}
 
@@ -110,7 +110,7 @@ class SettleStore:
 
 
 def fence_columns(fences: Sequence[Fence]) -> list[list[Any]]:
-    """The ids, attempts, workers, tokens and nonces of these, for `fenced()`."""
+    """The ids, attempts, workers, tokens and nonces of these attempts, for `fenced()`."""
     return [list(column) for column in zip(*fences, strict=True)] if fences else [[], [], [], [], []]
 
 

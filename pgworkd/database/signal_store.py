@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 from pgworkd.database.connection import Connection, ConnectionOptions
 
 ROLL_UP_STEP = DEATHS_STEP = 2_000
-"""Rows per step."""
+"""Rows that one step sums up or deletes."""
 
 
 class Minutes(NamedTuple):
@@ -45,7 +45,7 @@ class AlertRule(NamedTuple):
 
 
 class SignalStore:
-    """One connection. Raises PgworkdError."""
+    """Calls about statistics and deaths, on one connection. Raises PgworkdError."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         # No more time than any other: a stop waits for the answer of a call. So there are no samples where counting all
@@ -69,11 +69,11 @@ class SignalStore:
         await self._connection.value(sql, worker, period_s, *columns)
 
     async def roll_up(self, keep_dead_days: int) -> bool:
-        """One step of the retention of statistics and deaths; True: there is more."""
+        """Makes one step of the retention of statistics and deaths; True: there is more."""
         return bool(await self._connection.value("SELECT pgworkd.roll_up($1, $2)", keep_dead_days, ROLL_UP_STEP))
 
     async def count_deaths(self) -> int | None:
-        """One step of counting deaths, with the jobs of alerts; how many there were. None: another daemon does it."""
+        """Counts deaths, one step, with the jobs of alerts; how many there were. None: another daemon does it."""
         return cast("int | None", await self._connection.value("SELECT pgworkd.count_deaths($1)", DEATHS_STEP))
 
     async def declare_alerts(self, rules: Iterable[AlertRule]) -> None:

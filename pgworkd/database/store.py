@@ -34,7 +34,7 @@ CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s,
     created_at, schedule, occurrence, meta, serialize_key
     FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
         $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)"""
-"""Its arguments are a `ClaimOrder` and the worker's token."""
+"""The statement of a claim. Its arguments are a `ClaimOrder` and the worker's token."""
 REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 
 _PAYLOADS = "SELECT id, payload, meta, expired FROM pgworkd.payloads($1, $2, $3, $4, $5, $6)"
@@ -170,7 +170,7 @@ class Store(SettleStore, MaintenanceStore):
         worker_id: int | None = None,
         begin: int | None = None,
     ) -> list[Payload]:
-        """(id, payload, meta, expired) of attempts, in order, up to `bytes_max`.
+        """Reads payloads of attempts, as (id, payload, meta, expired) in order, up to `bytes_max`.
 
         The first `begin` (None: all) are about to begin, after which they cannot expire. A payload of None: the
         attempt no longer runs, or its job has `expired` before it began. The answer ends before any other job that can

@@ -44,7 +44,7 @@ class _AgedConnection(Session):
         super().__init__(*args, **settings)
         self.made_at_s = time.monotonic()
         self.has_codecs = False
-        """A borrower has set codecs of its own, which no reset undoes."""
+        """True if a borrower has set codecs of its own, which no reset undoes."""
         self._is_as_new = False
 
     async def set_type_codec(self, *args: Any, **settings: Any) -> None:
@@ -56,7 +56,7 @@ class _AgedConnection(Session):
         await super().set_builtin_type_codec(*args, **settings)
 
     def leave_as_new(self) -> None:
-        """What was done on it since the last release has left no trace in its session."""
+        """Notes that what was done on the connection since the last release has left no trace in its session."""
         self._is_as_new = True
 
     def get_reset_query(self) -> str:
@@ -128,7 +128,7 @@ class TransactionPool:
         use: Callable[[Any], Awaitable[Any]],
         waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> Any:
-        """What one quick read returns, which may be done twice, and leaves the session as it was. Waits as `begin`."""
+        """Makes one quick read, which may be done twice, and leaves the session as it was. Waits as `begin`."""
         async with self._turn(waiting):
             connection, found = await self._answering(use)
             connection.leave_as_new()
@@ -180,7 +180,7 @@ class TransactionPool:
         return await self._answering(begun)
 
     async def _answering(self, first: Callable[[Any], Awaitable[Any]]) -> tuple[Any, Any]:
-        """A connection, and what `first` returned on it. The first one tried may have died while it was idle."""
+        """Lends a connection, and what `first` returned on it. The first one tried may have died while it was idle."""
         pool = await self._ready()
         for limit_s in (min(PROBE_TIMEOUT_S, self._options.command_timeout_s), self._options.command_timeout_s):
             connection = await self._acquire(pool)
@@ -284,7 +284,7 @@ class RequestPool:
             raise translate(error) from error
 
     def lent(self, connection: Any) -> Connection:
-        """The connection of a transaction, for calls that take one of ours."""
+        """The connection of a transaction, as a `Connection`, for calls that take one."""
         return _Lent(self._options, connection)
 
     @contextlib.asynccontextmanager
@@ -294,7 +294,7 @@ class RequestPool:
             yield _Lent(self._options, connection)
 
     def lookups(self) -> Connection:
-        """For quick reads, each a transaction of its own on whichever connection is free, and nothing beside it."""
+        """A connection for quick reads, each a transaction of its own on whichever connection is free."""
         return _Lookups(self._options, partial(self._pool.look_up, waiting=self._waiting))
 
     async def close(self) -> None:

@@ -116,7 +116,7 @@ class Demo:
         self._console = Console(highlight=False, markup=False, emoji=False)
 
     async def run(self) -> int:
-        """All of it; the exit code."""
+        """Runs the demo from the migration to the verdict; the exit code."""
         with stop_signals.received() as signals:
             return await self._run(signals)
 

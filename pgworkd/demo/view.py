@@ -58,14 +58,14 @@ def queue_table(slots: Mapping[str, int], rows: Sequence[Sequence[Any]], tally: 
 
 
 def live_view(table: Table, tally: DemoTally) -> Group:
-    """The table, and below it the latest problems."""
+    """The table of queues, and below it the latest problems."""
     return Group(f"{tally.elapsed_s:.0f} s", table, Text("\n".join(tally.latest), no_wrap=True, overflow="ellipsis"))
 
 
 def differences(
     inserted: int, found: Mapping[str, int], stored: Mapping[str, int], reported: Mapping[str, int], exit_code: int
 ) -> list[str]:
-    """What does not add up, a text for each.
+    """The ways in which the jobs do not add up, a text for each.
 
     `inserted`: jobs whose ids the application noted; `found`: the same by status, "missing" for those in no table;
     `stored`: all jobs "completed" and "dead" in this run, and the "failures"; `reported`: the same by the daemon.

@@ -31,7 +31,7 @@ class Attempt:
     in_thread = False
     """The handler runs in a thread, which can only be asked to end."""
     grace_s: Callable[[Reason], float]
-    """Seconds for its clean-up until it is cancelled again; set with `scope`."""
+    """Seconds for the handler's clean-up until it is cancelled again; set with `scope`."""
     reason: Reason | None = None
     commit: anyio.CancelScope | None = None
     """Set while `job.transaction()` commits: a stop waits CUT_AFTER_S for the answer."""
@@ -40,32 +40,32 @@ class Attempt:
     started: float | None = None
     """When the handler was called, on the monotonic clock; None: it waits for a slot."""
     ended: float = 0.0
-    """When it returned, on the same clock."""
+    """When the handler returned, on the monotonic clock."""
     stop_seen = False
-    """Thread: the handler had been asked to end before it returned."""
+    """The handler, in a thread, had been asked to end before it returned."""
     in_transaction = False
     """The handler is inside its `job.transaction()`."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
     handed_over = False
-    """It runs under the standing worker (then `worker_id`), and may be settled by others, too."""
+    """The attempt runs under the standing worker (then `worker_id`), and may be settled by others, too."""
     outcome_unknown = False
-    """It may have been settled: the answer to a COMMIT, or to its settle, was lost."""
+    """The attempt may have been settled: the answer to a COMMIT, or to its settle, was lost."""
     unreadable: Exception | None = None
-    """The error with which the database failed to return its payload."""
+    """The error with which the database failed to return the payload."""
     trace: Trace | None = None
-    """What follows it, where attempts are traced."""
+    """The trace that follows the attempt, where attempts are traced."""
     reported_slow = False
-    """Has been reported as slow."""
+    """The attempt has been reported as slow."""
     reported_overdue = False
-    """Has been reported as running on although it was to end."""
+    """The attempt has been reported as running on although it was to end."""
 
     outcome: Outcome
-    """How it has ended; set when it has."""
+    """How the attempt has ended; set when it has."""
     size = 0
-    """About how many bytes its settle sends or copies."""
+    """About how many bytes the settle of the attempt sends or copies."""
     delays = 0
-    """How often its settle was delayed: the row was locked, or the database rejected it."""
+    """How often the settle was delayed: the row was locked, or the database rejected it."""
 
     def __init__(self, claimed: ClaimedJob, queue: str, worker_id: int | None = None) -> None:
         """`worker_id`: the id under which it was claimed; the daemon may have another by now."""
@@ -76,7 +76,7 @@ class Attempt:
 
     @property
     def fence(self) -> Fence:
-        """What a settle must match."""
+        """The fence that a settle of the attempt must match."""
         return Fence.of(self.job_id, self.number, self.worker_id)
 
     def facts(self) -> dict[str, object]:
@@ -104,7 +104,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def untimed(self) -> Iterator[None]:
-        """Time spent in this block does not count towards the handler's time-out."""
+        """Stops the handler's time-out while the block lasts."""
         scope = self.scope
         if scope is None or scope.deadline == math.inf:
             yield
@@ -154,12 +154,12 @@ class InFlight:
                 by_id[attempt.job_id] = other
 
     def find(self, job_id: UUID, attempt: int) -> Attempt | None:
-        """This attempt, if it is in flight here."""
+        """The attempt of this job and number, if it is in flight here."""
         found = self._by_id.get(job_id)
         return found if found is not None and found.number == attempt else None
 
     def running(self) -> list[Attempt]:
-        """Those whose handler has been called and has not returned."""
+        """The attempts whose handler has been called and has not returned."""
         return [h for h in self._by_id.values() if h.started is not None and h.scope is not None]
 
     def stop_all(self, reason: Reason) -> None:

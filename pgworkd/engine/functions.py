@@ -21,7 +21,7 @@ _STEPS = ("function-before", "function-wrap", "function-plain")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Module and qualified name."""
+    """The module and the qualified name of a function."""
     module, name = getattr(function, "__module__", "?"), getattr(function, "__qualname__", repr(function))
     return f"{module}.{name}"
 
@@ -78,7 +78,7 @@ def _placed(function: Callable[..., Any], run_in: Mode | None, kind: str) -> tup
 
 
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Awaits what a plain decorator around an `async def` returns: its coroutine, or a result at once."""
+    """Awaits the result of a plain decorator around an `async def`: its coroutine, or a result at once."""
 
     @functools.wraps(function)
     async def call(**arguments: Any) -> Any:

@@ -15,14 +15,14 @@ REFUSED_S = 5.0
 
 
 class Refusal(NamedTuple):
-    """Calls of one part that have failed since `since`, on the monotonic clock; `error`: the last one."""
+    """A part whose calls have failed since `since`, on the monotonic clock; `error`: the last one."""
 
     since: float
     error: Exception
 
 
 class Refusals:
-    """Those of one process. Written in its loop, read from any thread."""
+    """The refusals of one process. Written in its loop, read from any thread."""
 
     def __init__(self, events_: Events) -> None:
         self._events = events_
@@ -30,7 +30,7 @@ class Refusals:
         self._told_since: float | None = None
 
     def failed(self, part: str, error: Exception, sent_at: float) -> None:
-        """A call of a part (a queue, or the poller), sent at that time, has failed."""
+        """Notes that a call of a part (a queue, or the poller), sent at that time, has failed."""
         since = known.since if (known := self._by_part.get(part)) is not None else sent_at
         self._by_part[part] = Refusal(since, error)
         if self._told_since is None and (refused_s := time.monotonic() - since) >= REFUSED_S:
@@ -38,14 +38,14 @@ class Refusals:
             self._events.emit(events.CLAIMS_REFUSED, part=part, error=str(error), since_s=round(refused_s, 3))
 
     def passed(self, part: str) -> None:
-        """A call of that part has succeeded, or there will be none."""
+        """Notes that a call of a part has succeeded, or that there will be none."""
         if self._by_part.pop(part, None) is None or self._told_since is None or self._reported():
             return
         refused_s, self._told_since = time.monotonic() - self._told_since, None
         self._events.emit(events.CLAIMS_RESUMED, refused_s=round(refused_s, 3))
 
     def text(self, *, unavailable: bool = False) -> str:
-        """What is refused for longer than REFUSED_S, in one line; empty: nothing.
+        """A line on what is refused for longer than REFUSED_S; empty: nothing.
 
         `unavailable`: only what is because the database cannot be reached or refuses the connection.
         """

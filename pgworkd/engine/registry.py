@@ -53,7 +53,7 @@ class Handler:
 
     kind: str
     queue: str
-    """ANY_QUEUE: any queue that another handler serves, as for stream functions."""
+    """The queue of the kind; ANY_QUEUE: any that another handler serves, as for stream functions."""
     function: Callable[..., Any]
     mode: Mode
     payload_parameter: str | None
@@ -180,7 +180,7 @@ class Registry:
         return batch(conn, name, kinds=self, **options)
 
     def queue_of(self, kind: str) -> str | None:
-        """The queue of that kind's handler; None without one."""
+        """The queue of the kind's handler; None without one."""
         handler = self.handlers.get(kind)
         return None if handler is None else handler.queue
 

@@ -25,7 +25,7 @@ from pgworkd.core import log
 AGAIN_S = 0.1
 """A handler that still runs after its grace period is cancelled again this often."""
 SHIELDED_S = 0.01
-"""While a handler is in a shielded scope (a COMMIT), this is how often to check whether it has left it."""
+"""How often to check whether a handler has left its shielded scope (a COMMIT)."""
 
 
 class RunScope(CancelScope):
@@ -44,7 +44,7 @@ class RunScope(CancelScope):
         self._next: asyncio.TimerHandle | None = None
 
     def cancel(self, reason: str | None = None) -> None:
-        """The deadline of the run has passed."""
+        """Ends the run, whose deadline has passed."""
         self.on_deadline()
 
     def end(self, grace_s: float) -> None:
@@ -57,11 +57,11 @@ class RunScope(CancelScope):
 
     @property
     def overrun(self) -> bool:
-        """The run was cancelled, its grace period is over, and it goes on."""
+        """True if the run was cancelled, its grace period is over, and it goes on."""
         return self.asked and asyncio.get_running_loop().time() > self._cut_at + AGAIN_S
 
     def finished(self) -> None:
-        """The handler has returned: nothing more is raised in its task."""
+        """Notes that the handler has returned: nothing more is raised in its task."""
         self.on_deadline = _nothing
         if self._next is not None:
             self._next.cancel()
@@ -111,7 +111,7 @@ class RunnerTask:
 
     def __init__(self) -> None:
         self.attempt: log.LoggedAttempt | None = None
-        """The attempt it runs; log lines written meanwhile, also by tasks of the handler, name it."""
+        """The attempt that the task runs; log lines written meanwhile, also by tasks of the handler, name it."""
         log.RUNNING.set(self)
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         # anyio has no public way to see the innermost scope of a task.

@@ -22,7 +22,7 @@ from pgworkd.engine.refusals import Refusals
 KINDS_MAX = 200
 """Kinds of the app, and others, that are counted apart: a program that makes a kind per job must not fill a metric."""
 OTHER = "other"
-"""Stands for all further kinds."""
+"""The kind that stands for all further kinds."""
 OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
 """How attempts end. failed: to be retried; stale: not stored, because the job was rescued or settled before."""
 
@@ -34,10 +34,10 @@ class Tally:
 
     def __init__(self) -> None:
         self.started = 0
-        """Those whose handler was called."""
+        """Attempts whose handler was called."""
         self.ended = dict.fromkeys(OUTCOMES, 0)
         self.waits = Histogram()
-        """From due to started."""
+        """Times from due to started."""
         self.runs = Histogram()
 
     def add(self, outcome: str, ended: int, waits_s: list[float], runs_s: list[float]) -> None:
@@ -55,15 +55,15 @@ class Tallies:
         """`declared`: the kinds of the app, which have places of their own."""
         self._declared, self._known = declared, {True: 0, False: 0}
         self.kinds: dict[tuple[str, str], Tally] = {}
-        """By queue and kind."""
+        """The tally of each queue and kind."""
         self.claims: Counter[tuple[str, str]] = Counter()
-        """By queue and result: jobs, empty, failed."""
+        """Claims by queue and result: jobs, empty, failed."""
         self.refusals = Refusals(events_)
         """The claims that fail now."""
         self.claim_s, self.settle_s, self.wake_s = Histogram(), Histogram(), Histogram()
         """Durations of claims and settles, answered or not; from a notification to the answer of its claim."""
         self.maintenance_s: defaultdict[str, Histogram] = defaultdict(Histogram)
-        """By task."""
+        """Durations of maintenance, by task."""
         self.rescued: Counter[str] = Counter()
         """Jobs taken back from lost workers, by queue."""
         self.fences = 0

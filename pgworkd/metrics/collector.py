@@ -24,7 +24,7 @@ class DaemonCollector(Collector):
     """
 
     def __init__(self, daemon: Daemon | None = None, *, source: Source | None = None) -> None:
-        """Of a daemon, or of any other source."""
+        """Makes a collector of a daemon, or of any other source."""
         if source is None and daemon is not None:
             source = DaemonSource(daemon)
         if source is None:

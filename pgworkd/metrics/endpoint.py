@@ -52,7 +52,7 @@ class MetricsPages:
 
 
 def readiness(checks: list[Check]) -> Reply:
-    """200 if all are well, else 503; the body has each of them."""
+    """The answer about these checks: 200 if all are well, else 503; the body has each of them."""
     ready = bool(checks) and all(check.ok for check in checks)
     body = {"ready": ready, "checks": {name: {"ok": ok, "says": says} for name, ok, says in checks}}
     return Reply(200 if ready else 503, _JSON, json.dumps(body, indent=1).encode() + b"\n")
@@ -89,7 +89,7 @@ class MetricsPart:
             raise UsageError(f"the address {quoted(address)} {error}") from None
         self._listener = listen(parsed, "MetricsPart")
         self.address = bound(self._listener)
-        """Where it listens; with port 0 the one that was found."""
+        """The address on which it listens; with port 0 the one that was found."""
 
     async def run(self, daemon: Daemon) -> None:
         """Serves until cancelled."""

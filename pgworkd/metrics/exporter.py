@@ -24,7 +24,7 @@ from pgworkd.metrics.daemon import BUILD
 from pgworkd.metrics.samples import Check, Labels, Samples, Value
 
 STATEMENT_S = 2.5
-"""Of one statement, in seconds; the server gives up at 2 s."""
+"""Time limit of one statement, in seconds; the server gives up at 2 s."""
 SCRAPE_S = 2.0
 """No further statement begins after this time, in seconds."""
 CONNECT_S = 2.0
@@ -104,7 +104,7 @@ class DatabaseReader:
 
 
 class DatabaseSource:
-    """Shows the database. `samples` and `checks` may be called from any thread but that of the portal's loop."""
+    """A source of the `database` families. `samples` and `checks`: from any thread but that of the portal's loop."""
 
     def __init__(self, options: ConnectionOptions, portal: BlockingPortal, events_: Events | None = None) -> None:
         self._reader = DatabaseReader(options, events_)
@@ -127,12 +127,12 @@ class DatabaseSource:
         return self._portal.call(self._reader.read)[1]
 
     def sick(self) -> str:
-        """Empty: it only reads."""
+        """Returns "": no restart would help, as it only reads."""
         return ""
 
 
 def depths(rows: Iterable[Sequence[Any]]) -> Samples:
-    """Of the last sample of the queues; nothing if there is none yet."""
+    """The depths of the last sample of the queues; nothing if there is none yet."""
     jobs: dict[Labels, Value] = {}
     waits: dict[Labels, Value] = {}
     ages: dict[Labels, Value] = {}
@@ -148,7 +148,7 @@ def depths(rows: Iterable[Sequence[Any]]) -> Samples:
 
 
 def queues(rows: Iterable[Sequence[Any]]) -> Samples:
-    """Which are paused, and who serves them."""
+    """The queues that are paused, and who serves each."""
     rows = list(rows)
     return {
         "pgworkd_queue_paused": {(queue,): int(paused) for queue, paused, _, _ in rows},
@@ -158,14 +158,14 @@ def queues(rows: Iterable[Sequence[Any]]) -> Samples:
 
 
 def workers(rows: Iterable[Sequence[Any]]) -> Samples:
-    """How many there are in each state, none included."""
+    """How many workers there are in each state, none included."""
     counts: dict[Labels, Value] = {(state,): 0 for state in WORKER_STATES}
     counts.update(((state,), count) for state, count in rows)
     return {"pgworkd_workers": counts}
 
 
 def schedules(rows: Iterable[Sequence[Any]]) -> Samples:
-    """When each was last due, and how late its next occurrence is."""
+    """When each schedule was last due, and how late its next occurrence is."""
     rows = list(rows)
     return {
         "pgworkd_schedule_last_seconds": {(name,): last_s for name, last_s, _ in rows if last_s is not None},
@@ -174,7 +174,7 @@ def schedules(rows: Iterable[Sequence[Any]]) -> Samples:
 
 
 def tables(rows: Iterable[Sequence[Any]]) -> Samples:
-    """Sizes and dead rows."""
+    """Sizes and dead rows of tables."""
     rows = list(rows)
     return {
         "pgworkd_table_bytes": {(table,): size for table, size, _ in rows},
@@ -183,7 +183,7 @@ def tables(rows: Iterable[Sequence[Any]]) -> Samples:
 
 
 def oldest(rows: Iterable[Sequence[Any]]) -> Samples:
-    """What holds back vacuum."""
+    """The oldest snapshots that hold back vacuum."""
     (row,) = rows
     held: dict[Labels, Value] = {(by,): count or 0.0 for by, count in zip(HOLDERS, row[1:], strict=True)}
     return {"pgworkd_oldest_snapshot_seconds": {(): row[0]}, "pgworkd_oldest_snapshot_transactions": held}

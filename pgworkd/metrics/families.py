@@ -59,4 +59,4 @@ FAMILIES = (
     Family("pgworkd_sample_age_seconds", "gauge", "Age of the last sample of the queues.", (), "database"),
     Family("pgworkd_scrape_up", "gauge", "1 if the database answered this scrape, else 0.", (), "database"),
 )
-"""In the order of the page."""
+"""All metrics, in the order of the page."""

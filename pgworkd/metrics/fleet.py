@@ -21,7 +21,7 @@ from pgworkd.process import local_sockets
 ANSWER_S = 1.0
 """How long all processes together have to answer, in seconds."""
 SHARED_S = 0.25
-"""Scrapes that come within this time share one answer."""
+"""Scrapes that come within this many seconds share one answer."""
 _REQUEST = f"GET {SNAPSHOT} HTTP/1.0\r\n\r\n".encode()
 
 Snapshot = tuple[str, Samples, list[Check]]
@@ -47,7 +47,7 @@ class FleetSource:
         return self._ask()[1]
 
     def sick(self) -> str:
-        """Empty: the parent restarts those that hang."""
+        """Returns "": the parent restarts processes that hang."""
         return ""
 
     def _ask(self) -> tuple[Samples, list[Check]]:
@@ -61,7 +61,7 @@ class FleetSource:
     def show(
         self, wanted: Set[str], answers: Mapping[str, Snapshot], silent: Mapping[str, str]
     ) -> tuple[Samples, list[Check]]:
-        """What is shown after these answers. `silent`: why the others did not answer, by name.
+        """The values after these answers. `silent`: why the other processes did not answer, by name.
 
         `wanted`: the names of those that have to be ready.
         """

@@ -1,4 +1,4 @@
-"""The same numbers through OpenTelemetry, if the program has set a MeterProvider of its own.
+"""Metrics through OpenTelemetry, if the program has set a MeterProvider of its own.
 
 Asynchronous instruments, which the provider's reader calls when it collects, so nothing is added to the way of a job.
 A histogram cannot be observed asynchronously (OpenTelemetry's specification has no such instrument): each becomes two
@@ -71,7 +71,7 @@ class _Reading:
 
 
 def _name(family: Family) -> str:
-    """As OpenTelemetry names things: with dots, and without the unit and `_total`, which exporters add."""
+    """The name of a metric as OpenTelemetry has it: with dots, without unit and `_total`, which exporters add."""
     plain = family.name.removeprefix("pgworkd_").removesuffix("_total").removesuffix("_seconds")
     return f"pgworkd.{plain}"
 
@@ -119,7 +119,7 @@ def _sum_s(value: Value) -> float:
 
 
 def _messaging(meter: Meter, read: Callable[[], Samples]) -> None:
-    """The semantic conventions' names: what was consumed, and how long that took in all (count and seconds)."""
+    """The metrics of the semantic conventions: what was consumed, and how long that took in all (count and seconds)."""
     by_name = {family.name: family for family in FAMILIES}
     started, runs = by_name["pgworkd_jobs_started_total"], by_name["pgworkd_job_run_seconds"]
     names = {"queue": "messaging.destination.name", "kind": "messaging.operation.name"}

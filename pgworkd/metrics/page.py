@@ -87,5 +87,5 @@ def _template(family: Family, labels: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
-    """As the formats want it, and with the % of a template doubled."""
+    """Text as the formats want it, and with the % of a template doubled."""
     return value.translate(_ESCAPES).replace("%", "%%")

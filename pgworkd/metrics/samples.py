@@ -14,13 +14,13 @@ Durations: TypeAlias = "tuple[list[int], float]"
 """Counts by `histogram.BOUNDS_S`, not cumulative, and the sum in seconds."""
 Value: TypeAlias = "float | Durations"
 Labels: TypeAlias = "tuple[str, ...]"
-"""In the order of the family's labels."""
+"""Values of labels, in the order of the family's labels."""
 Samples: TypeAlias = "dict[str, dict[Labels, Value]]"
-"""By the family's name; of `database` families and `process` families alike."""
+"""Values by the family's name; of `database` families and `process` families alike."""
 
 BY_NAME = {family.name: family for family in FAMILIES}
 ADDITIVE = frozenset(family.name for family in FAMILIES if family.kind != "gauge")
-"""Counters and histograms: what a process had counted stays counted when it is gone."""
+"""Kinds of metrics that add up, counters and histograms: what a process had counted stays counted when it is gone."""
 KEPT_MAX = 4_000
 """Series of one family that are kept of processes that are gone; the kinds of further ones are counted as OTHER."""
 
@@ -34,7 +34,7 @@ class Check(NamedTuple):
 
 
 class Source(Protocol):
-    """What a listener shows. All may be called from any thread, also while the event loop is blocked."""
+    """A source of metrics and health. All may be called from any thread, also while the event loop is blocked."""
 
     def samples(self) -> Samples:
         """The values now."""
@@ -75,12 +75,12 @@ def _add(how: str, total: dict[Labels, Value], rows: dict[Labels, Value]) -> Non
 
 
 def counted(samples: Samples) -> Samples:
-    """Only what stays true when the process is gone."""
+    """The values that stay true when the process is gone."""
     return {name: rows for name, rows in samples.items() if name in ADDITIVE}
 
 
 def bounded(samples: Samples) -> Samples:
-    """The same with at most KEPT_MAX series per family: a program that makes kinds without end must not fill memory."""
+    """Values with at most KEPT_MAX series per family: a program that makes kinds without end must not fill memory."""
     found: Samples = {}
     for name, rows in samples.items():
         family = BY_NAME[name]
@@ -101,7 +101,7 @@ def dumped(identity: str, samples: Samples, checks: Iterable[Check]) -> bytes:
 
 
 def loaded(data: bytes) -> tuple[str, Samples, list[Check]]:
-    """What `dumped` made; ValueError, KeyError or TypeError if it is anything else."""
+    """The snapshot that `dumped` made; ValueError, KeyError or TypeError if it is anything else."""
     snapshot: Any = json.loads(data)
     samples: Samples = {}
     for name, rows in snapshot["samples"].items():

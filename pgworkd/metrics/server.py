@@ -37,7 +37,7 @@ _WAIT = struct.pack("ll", 1, 0)  # of one call of the system: a second
 
 
 class Reply(NamedTuple):
-    """What is sent back."""
+    """An answer to a request of a page."""
 
     status: int
     content_type: str
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
 
 Respond = Callable[[str, list[str]], "Reply | None"]
-"""Answers a path, with the values of the header Accept; None: there is no such page. Called in the server's threads."""
+"""A function that answers a path, with the values of the header Accept; None: no such page. Called in threads."""
 
 
 class PageServer:
@@ -93,7 +93,7 @@ class PageServer:
 
 
 class _Incoming(io.RawIOBase):
-    """What the client sends, up to a size and a time."""
+    """The bytes that a client sends, up to a size and a time."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection, self._until, self._left = connection, until, REQUEST_BYTES_MAX
@@ -110,7 +110,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request and its answer. Nothing in it is trusted: the path is compared, Host is not looked at."""
+    """A request and its answer. Nothing in it is trusted: the path is compared, Host is not looked at."""
 
     server_version, sys_version = "pgworkd", ""
 
@@ -155,7 +155,7 @@ class _Request(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse  # noqa: N815
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library cannot read; plain text, not its HTML. A TLS handshake looks like this."""
+        """Answers what the standard library cannot read, in plain text, not its HTML; such as a TLS handshake."""
         self.close_connection = True
         body = f"{code} {message or ''}: speak plain HTTP/1.1 here\n".encode("latin-1", "replace")
         self.send_response(code, message)
@@ -165,7 +165,7 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Requests are not logged: there is one every few seconds."""
+        """Logs nothing: there is a request every few seconds."""
 
 
 def listen(address: Address, name: str) -> socket.socket:

@@ -11,7 +11,7 @@ CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available() -> int:
-    """At least 1: the CPUs of its affinity, or the limit of its control group, rounded up, if that is less."""
+    """The CPUs of this process' affinity, or of its control group's limit, rounded up, if that is less; at least 1."""
     try:
         own = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on Linux
@@ -20,7 +20,7 @@ def available() -> int:
 
 
 def _limits() -> Iterator[float]:
-    """Those of its control group and of all above it, in CPUs."""
+    """The limits of this process' control group and of all above it, in CPUs."""
     try:
         lines = OWN.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def _limits() -> Iterator[float]:
 
 
 def _along(root: Path, path: str, limit_of: Callable[[Path], float]) -> Iterator[float]:
-    """In a container the path may be that of its host, of which only the root is seen."""
+    """The limits along a path of control groups; in a container it may be its host's, seen by its root only."""
     group = root / path.lstrip("/")
     for directory in (group, *group.parents):
         try:

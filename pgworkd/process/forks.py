@@ -31,23 +31,23 @@ class HasFileno(Protocol):
 generation = 0
 """How many forks lie between the first process that imported this module and this one: rises in the child only."""
 Descriptor = tuple[int, tuple[int, int] | None]
-"""Its number, and what it leads to (device, inode): once it is closed the number may be used for something else."""
+"""A descriptor: its number, and what it leads to (device, inode): once closed, the number may be used for another."""
 _ours: dict[int, tuple[int, int]] = {}
 CONNECTING, TCP_SYN_SENT = "connecting", b"\2"
 _peers: set[Any] = {CONNECTING}
 """The addresses where our connections lead."""
 _opening: list[set[Descriptor]] = []
-"""For each connection that is being opened: the descriptors that were open before."""
+"""The descriptors that were open before each connection that is being opened."""
 _handlers: dict[signal.Signals, Any] = {}
 """The signals that this program handles, and the handler that does."""
 _masks: dict[int, tuple[set[int | signal.Signals], Any]] = {}
-"""By thread that is forking: its signal mask, and its running event loop."""
+"""The signal mask and the running event loop of each thread that is forking."""
 _passing: ContextVar[tuple[int, ...]] = ContextVar("passing", default=())
-"""What a process that is forked in this context keeps."""
+"""The descriptors that a process that is forked in this context keeps."""
 
 
 def keep_private(what: HasFileno | int | None, *, opened: bool = False) -> None:
-    """Has each child that is forked from now on find /dev/null in the place of this open socket or descriptor.
+    """Makes each child that is forked from now on find /dev/null in the place of this open socket or descriptor.
 
     It need not be taken back when that is closed; what is closed already, or None, is ignored. `opened`: a connection
     that was opened within `opening`.
@@ -63,7 +63,7 @@ def keep_private(what: HasFileno | int | None, *, opened: bool = False) -> None:
 
 @contextlib.contextmanager
 def opening() -> Iterator[None]:
-    """A connection is being opened, perhaps where others lead: it is private before `keep_private` can name it."""
+    """Notes that a connection is being opened, perhaps where others lead: private before `keep_private` can name it."""
     before = _open_descriptors()
     _opening.append(before)
     try:
@@ -74,7 +74,7 @@ def opening() -> Iterator[None]:
 
 @contextlib.contextmanager
 def passing(*descriptors: int) -> Iterator[None]:
-    """Within the block this task executes a program, which keeps these private descriptors; what others fork does not.
+    """Lets this task execute a program, within the block, that keeps these private descriptors; other forks do not.
 
     For uvloop, which calls Python's hooks for the fork before an execution, as if a handler had forked.
     """
@@ -86,12 +86,12 @@ def passing(*descriptors: int) -> Iterator[None]:
 
 
 def handle_signals(*numbers: signal.Signals) -> None:
-    """The present handlers of these signals are this program's: a child has the default action in their place."""
+    """Notes that the present handlers of these signals are ours: a child has the default action instead."""
     _handlers.update((number, signal.getsignal(number)) for number in numbers)
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls it. A child that it forks, and that returns or raises in its turn, ends here; see `leave`."""
+    """Calls a function. A child that it forks, and that returns or raises in its turn, ends here; see `leave`."""
     here = generation
     try:
         result = function(**arguments)
@@ -141,7 +141,7 @@ def _peer_of(descriptor: int) -> Any:
 
 
 def _socket_of(descriptor: int) -> socket.socket:
-    """A copy of it. Raises OSError unless it is a socket."""
+    """A copy of a socket's descriptor. Raises OSError unless it is a socket."""
     copied = os.dup(descriptor)
     try:
         return socket.socket(fileno=copied)
@@ -191,7 +191,7 @@ def _in_child() -> None:
 
 
 def _blank() -> None:
-    """Has our descriptors lead to /dev/null."""
+    """Makes our descriptors lead to /dev/null."""
     numbers = [number for number, leads_to in _ours.items() if _identity(number) == leads_to] + _half_open()
     _ours.clear()
     _opening.clear()

@@ -39,7 +39,7 @@ def bound(name: str, kind: socket.SocketKind) -> socket.socket:
 
 
 def is_trusted(connection: socket.socket) -> bool:
-    """Whether who is at the other end of a connection is of our own user, or root."""
+    """Whether the other end of a connection is of our own user, or root."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _is_trusted(_CREDENTIALS.unpack(found)[1])
 

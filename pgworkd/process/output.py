@@ -28,7 +28,7 @@ BUFFER_BYTES = 1024 * 1024
 PIECE_BYTES = 4096
 """PIPE_BUF: pieces of this size are written as a whole, however many processes share a pipe that is full."""
 EMPTY_BYTES = 16 * 1024
-"""Into a pipe or socket that is empty; it has room for several processes that do this at once."""
+"""Bytes for a pipe or socket that is empty; it has room for several processes that do this at once."""
 GATHER_S = 0.02
 """Time between two writes, so that lines share one: each costs the event loop a switch of threads."""
 AGAIN_S = 0.5
@@ -60,7 +60,7 @@ def open_missing() -> None:
 
 
 def install(*names: str) -> None:
-    """Has these streams of `sys`, stdout and stderr by default, never block and never fail."""
+    """Makes these streams of `sys`, stdout and stderr by default, never block and never fail."""
     for name in names or ("stdout", "stderr"):
         before = getattr(sys, name)
         if before is not None:
@@ -80,7 +80,7 @@ def stderr() -> Any:
 
 
 def line_writer() -> Callable[[str], object] | None:
-    """What writes one line of the log to standard error, for a third of what its text stream takes; None without it."""
+    """A function that writes one log line to standard error, for a third of its text stream's cost, or None."""
     if "stderr" not in _sinks:
         return None
     write, encoding = _sinks["stderr"].write, _streams["stderr"].encoding
@@ -95,7 +95,7 @@ def drain(limit_s: float = LAST_S) -> None:
 
 
 def write_directly(patience_s: float) -> None:
-    """From now on whoever prints writes, and waits this long where the reader takes no more; first what is buffered."""
+    """Has whoever prints write from now on, and wait this long for a slow reader; first what is buffered."""
     for sink in _sinks.values():
         sink.write_directly(patience_s)
 
@@ -131,7 +131,7 @@ def is_broken(name: str) -> bool:
 
 
 class _Sink(io.RawIOBase):
-    """What a text stream writes to."""
+    """The raw stream below a text stream."""
 
     def __init__(self, name: str) -> None:
         self.name, self._number = name, {"stdout": 1, "stderr": 2}[name]
@@ -148,7 +148,7 @@ class _Sink(io.RawIOBase):
         self._awake = False
         self._thread: threading.Thread | None = None
         self._patience_s: float | None = None
-        """Without a thread: how long a write may wait. None: with a thread."""
+        """How long a write may wait, without a thread. None: with a thread."""
         self.fails = False
         """The last attempt to write failed."""
 
@@ -164,13 +164,13 @@ class _Sink(io.RawIOBase):
         return os.isatty(self._number)
 
     def flush(self) -> None:
-        """Nothing to do: the thread is at it."""
+        """Does nothing: the thread is at it."""
 
     def close(self) -> None:
-        """It stays open: the log goes here, too."""
+        """Does nothing: the log goes here, too."""
 
     def write(self, data: Any) -> int:
-        """Takes it, or drops it; returns at once."""
+        """Takes a piece, or drops it; returns at once."""
         piece = bytes(data)
         if self._patience_s is not None:
             self._write_now(piece, self._patience_s)
@@ -199,13 +199,13 @@ class _Sink(io.RawIOBase):
     # Without a thread
 
     def begin_anew(self) -> None:
-        """In a forked child: what is buffered is for its parent to write, and it may have redirected its streams."""
+        """Empties the buffer in a forked child: its parent writes that; the child may have redirected its streams."""
         self._lock, self._fd, self._pieces, self._size, self._dropped = threading.RLock(), self._number, [], 0, 0
         self._writing = threading.Lock()
         self.write_directly(LAST_S)
 
     def write_directly(self, patience_s: float) -> None:
-        """From now on each write waits this long, if the reader does not take more, and drops the rest."""
+        """Makes each write wait this long from now on, if the reader does not take more, and drop the rest."""
         self._patience_s = patience_s
         if not self._writing.acquire(timeout=patience_s):
             self._patience_s = 0.0
@@ -243,7 +243,7 @@ class _Sink(io.RawIOBase):
                 time.sleep(AGAIN_S if self.fails else GATHER_S)
 
     def _take(self) -> bool:
-        """Writes what there is; False if there was nothing."""
+        """Writes the buffer; False if there was nothing."""
         with self._writing:
             with self._lock:
                 if not self._pieces:
@@ -265,7 +265,7 @@ class _Sink(io.RawIOBase):
         return True
 
     def _write_all(self, data: memoryview) -> memoryview:
-        """Writes until it fails; what is left."""
+        """Writes a piece until writing fails; what is left."""
         while data:
             try:
                 data = data[os.write(self._fd, self._piece(data)) :]

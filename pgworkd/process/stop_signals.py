@@ -19,7 +19,7 @@ from typing import Any
 from pgworkd.process import forks
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-"""In this order: who sees that SIGTERM is caught may send either."""
+"""The signals that stop, in this order: who sees that SIGTERM is caught may send either."""
 _state = {"ours": False, "asked": False, "raises": True, "terminal": False, "hung up": False}
 
 
@@ -28,14 +28,14 @@ class StopAsked(BaseException):
 
 
 def stand_by() -> None:
-    """From now on a stop signal raises StopAsked in the main thread; SIGHUP, which would kill, does nothing else."""
+    """Makes a stop signal raise StopAsked in the main thread from now on; SIGHUP, which would kill, does nothing."""
     _state["ours"] = True
     _state["terminal"] = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     _handle(_received)
 
 
 def run(program: Callable[..., Awaitable[Any]], *args: object, **options: Any) -> Any:
-    """As anyio.run. Stop signals that arrive before `received` are kept for it; those after the program are ignored."""
+    """Runs like anyio.run. Stop signals before `received` are kept for it; those after the program are ignored."""
     import anyio
 
     async def whole() -> Any:
@@ -49,14 +49,14 @@ def run(program: Callable[..., Awaitable[Any]], *args: object, **options: Any) -
 
 
 def ignore() -> None:
-    """From now on stop signals are ignored: they would only interrupt the exit, whose time is limited."""
+    """Ignores stop signals from now on: they would only interrupt the exit, whose time is limited."""
     if _state["ours"]:
         _handle(signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def received(*, reloads: bool = False) -> Iterator[AsyncIterator[signal.Signals]]:
-    """In an event loop: the signals that arrive while the block lasts, or came before it.
+    """Yields the signals that arrive in an event loop while the block lasts, or came before it.
 
     SIGTERM or SIGINT for each request to stop, of which the loss of the terminal is one. SIGHUP, where `reloads`: to
     reload the settings; else it does nothing more.
@@ -92,7 +92,7 @@ def _handle(handler: Any) -> None:
 
 
 def _meant(number: signal.Signals) -> signal.Signals | None:
-    """What a signal asks for; None: it tells again of a terminal that was lost before."""
+    """The request that a signal makes; None: it tells again of a terminal that was lost before."""
     if number is not signal.SIGHUP or not _state["terminal"] or _has_terminal():
         return number
     was, _state["hung up"] = _state["hung up"], True

@@ -77,7 +77,7 @@ class Policy:
         return Decision(depth, before, after, reason)
 
     def _grow_to(self, count: int) -> None:
-        """Prefers numbers without a worker: one that is still stopping must end before it can be started again."""
+        """Adds numbers, those without a worker first: one that is still stopping must end before it starts again."""
         free = set(range(1, self.rules.most + 1)) - self.wanted
         ranked = sorted(free, key=lambda number: (number in self._began_s, number))
         self.wanted.update(ranked[: max(0, count - len(self.wanted))])
@@ -138,7 +138,7 @@ class Autoscaler:
         return keeper.exit_code
 
     def request_stop(self, urgency: int = 1) -> None:
-        """1: all workers stop gracefully; 2: at once; 3: they are killed."""
+        """Stops all workers: 1: gracefully; 2: at once; 3: they are killed."""
         self._keeper.request_stop(urgency)
         self._beginning.cancel()
 

@@ -34,7 +34,7 @@ class Worker(Protocol):
         """Waits until it has ended; its exit code, or minus the signal that ended it."""
 
     async def send(self, number: signal.Signals) -> None:
-        """SIGTERM: stop gracefully; SIGINT: at once; SIGKILL: kills it and its children."""
+        """Signals the process: SIGTERM: stop gracefully; SIGINT: at once; SIGKILL: kills it and its children."""
 
 
 class Restarts:
@@ -73,13 +73,13 @@ class ProcessKeeper:
                 tasks.start_soon(self._keep, number)
 
     def request_stop(self, urgency: int = 1) -> None:
-        """1: all processes stop gracefully; 2: at once; 3: they are killed."""
+        """Stops all processes: 1: gracefully; 2: at once; 3: they are killed."""
         for stop in self._stops[:urgency]:
             stop.set()
         self.want(())
 
     def want(self, numbers: Iterable[int]) -> None:
-        """Has the processes of these numbers run, and no others."""
+        """Makes the processes of these numbers run, and no others."""
         self._wanted = set(numbers)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
@@ -121,7 +121,7 @@ class ProcessKeeper:
                     await self._until(number, wanted=False)
 
     async def _live(self, number: int) -> tuple[int, bool, dict[str, object]]:
-        """One process from start to end: its exit code, whether it was asked to stop, and facts for the log."""
+        """Runs one process from start to end: its exit code, whether it was asked to stop, and facts for the log."""
         facts, asked = {"worker": self.name(number)}, anyio.Event()
         try:
             async with self.start(number) as worker, anyio.create_task_group() as tasks:

@@ -28,7 +28,7 @@ EXTENDED_START_S = 60.0
 
 
 class Vitals(Protocol):
-    """What a daemon reports to systemd."""
+    """The state of a daemon, as systemd gets it."""
 
     @property
     def ready(self) -> anyio.Event:
@@ -39,10 +39,10 @@ class Vitals(Protocol):
         """Set when a stop has been requested."""
 
     def healthy(self) -> bool:
-        """False if a restart would help."""
+        """Returns False if a restart would help."""
 
     def status(self) -> str:
-        """One line for `systemctl status`."""
+        """The state in one line, for `systemctl status`."""
 
 
 class SystemdNotifier:

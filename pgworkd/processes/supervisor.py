@@ -75,7 +75,7 @@ class _Child:
     status: str = ""
 
     def send(self, number: signal.Signals) -> None:
-        """Sends it a signal, if it is still running."""
+        """Signals the process, if it is still running."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
@@ -129,7 +129,7 @@ class Supervisor:
         return self._keeper.exit_code
 
     def members(self) -> dict[str, ReportingProcess]:
-        """Where each daemon reports its metrics, by name, whether it runs or not. May be called from any thread."""
+        """The address of each daemon's metrics, by name, whether it runs or not. May be called from any thread."""
         return {self._name(number): ReportingProcess(self._report_to(number)) for number in range(1, self._count + 1)}
 
     def _report_to(self, number: int) -> str:
@@ -152,11 +152,11 @@ class Supervisor:
             child.send(number)
 
     def healthy(self) -> bool:
-        """False while a process that hangs has not been ended. One that is being restarted does not count."""
+        """Returns False while a process that hangs has not been ended. One that is being restarted does not count."""
         return self.stop_requested.is_set() or not self._late()
 
     def status(self) -> str:
-        """One line for `systemctl status`."""
+        """The state of all daemons in one line, for `systemctl status`."""
         if self.stop_requested.is_set():
             return f"stopping, {len(self._living)} of {self._count} left"
         ready = sum(child.ready for child in self._living.values())
@@ -170,7 +170,7 @@ class Supervisor:
 
     @contextlib.asynccontextmanager
     async def _start(self, number: int) -> AsyncIterator[Worker]:
-        """A daemon from start to end. Raises OSError."""
+        """Runs a daemon from start to end. Raises OSError."""
         name, address = self._name(number), f"{self._own_name}-{number}"
         # The supervisor's own command line, so that it finds the same files; the last of two equal flags counts.
         command = [sys.executable, *self._argv, "--processes=1", f"--worker-name={name}"]
@@ -189,7 +189,7 @@ class Supervisor:
         self._tasks.start_soon(self._take_back, child.worker_id if process.returncode else None, end)
 
     async def _open(self, command: Sequence[str], environ: dict[str, str]) -> tuple[Process, int, FileIO]:
-        """The process; a pipe that ends when it and all its handler processes are gone; one at whose end it stops.
+        """Starts a process; a pipe that ends when it and all its handler processes are gone; one at whose end it stops.
 
         Raises OSError.
         """
@@ -218,7 +218,7 @@ class Supervisor:
         return process, end, lifeline
 
     async def _take_back(self, worker_id: Registration | None, end: int) -> None:
-        """Has the jobs of a dead daemon rescued as soon as none of its processes can still be running them."""
+        """Rescues the jobs of a dead daemon as soon as none of its processes can still be running them."""
         try:
             if worker_id is None:
                 return

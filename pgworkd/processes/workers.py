@@ -19,7 +19,7 @@ from pgworkd.settings.file import NAME_CHARS_MAX
 
 
 class WorkerProcesses:
-    """Each worker is a process of `command`, which must exit on SIGTERM, under a parent-death guard."""
+    """The workers of autoscale: each a process of `command`, which must exit on SIGTERM, under a parent-death guard."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class ChildProcess:
         self.end_facts = end_facts
 
     async def wait(self) -> int:
-        """Its exit code, or minus the signal that ended it."""
+        """Waits for the end of the process; its exit code, or minus the signal that ended it."""
         return await self._process.wait()
 
     async def send(self, number: signal.Signals) -> None:
-        """Sends it a signal, if it is still running; SIGKILL to its children, too."""
+        """Signals the process, if it is still running; SIGKILL reaches its children, too."""
         with contextlib.suppress(ProcessLookupError):
             if number is signal.SIGKILL:
                 os.killpg(self._process.pid, number)

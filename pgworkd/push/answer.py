@@ -22,34 +22,34 @@ RETRY_AFTER_S_MAX = 86_400.0
 """A receiver may put a retry off by a day."""
 SNIPPET_BYTES = 500
 DEAD = frozenset({400, 413, 415, 422, 501})
-"""The same request will be answered in the same way."""
+"""Statuses after which the job is dead: the same request would be answered in the same way."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 class PushEnding(enum.Enum):
-    """What becomes of the attempt."""
+    """The ways in which an answer ends the attempt."""
 
     COMPLETED = "completed"
     ACCEPTED = "accepted"
-    """It goes on, and is ended by a callback."""
+    """The attempt goes on, and is ended by a callback."""
     FAILED = "failed"
     DEAD = "dead"
     RELEASED = "released"
 
 
 class Effect(enum.Enum):
-    """What becomes of the endpoint."""
+    """The effects that an answer has on the endpoint."""
 
     NONE = "none"
     PAUSE = "pause"
-    """It asks for less."""
+    """The endpoint asks for less."""
     DISABLE = "disable"
-    """It is gone, and says so."""
+    """The endpoint is gone, and says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an answer means. `delay_s`: until the retry, None: as the queue's backoff says.
+    """The meaning of an answer. `delay_s`: until the retry, None: as the queue's backoff says.
 
     `cause`, `message`: why it did not complete, as the type and the text of an error.
     """
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class EndpointAnswer:
-    """An answer. `headers`: names in lower case; `is_whole` False: it is longer than what is read of one."""
+    """An endpoint's answer. `headers`: names in lower case; `is_whole` False: it is longer than what is read of one."""
 
     status: int
     headers: Mapping[str, str]
@@ -78,7 +78,7 @@ class EndpointAnswer:
 
 
 def verdict(answer: EndpointAnswer, *, may_accept: bool, now: datetime | None = None) -> Verdict:
-    """What an answer means; `may_accept`: 202 leaves the attempt to a callback."""
+    """The meaning of an answer; `may_accept`: 202 leaves the attempt to a callback."""
     said = answer.headers.get(OUTCOME, "").strip().lower()
     effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(answer.status, Effect.NONE)
     ending = _SAID.get(said) or _of_status(answer.status, may_accept=may_accept)
@@ -109,7 +109,7 @@ def _of_status(status: int, *, may_accept: bool) -> PushEnding:
 
 
 def _completed(answer: EndpointAnswer) -> Verdict:
-    """The work is done: an answer that cannot be stored must not have it done again."""
+    """The verdict on work that is done: an answer that cannot be stored must not have it done again."""
     if answer.status == 204 or not answer.content or not _is_json(answer.headers.get("content-type", "")):
         return Verdict(PushEnding.COMPLETED)
     if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
@@ -143,7 +143,7 @@ def is_trouble(status: int) -> bool:
 
 
 def described(answer: EndpointAnswer) -> tuple[str, str]:
-    """The status, and the beginning of what was said with it, each in one line."""
+    """The status, and the beginning of the body, each in one line."""
     said = " ".join(clean_text(answer.content.decode(errors="replace"), SNIPPET_BYTES).split())
     if 300 <= answer.status < 400 and "location" in answer.headers:
         said = f"redirects to {clean_text(answer.headers.get('location', '')[:200], 200)!r}, which is not followed"

@@ -20,7 +20,7 @@ CLOSE_S = 1.0
 
 
 class Connections:
-    """Of one event loop; each is used by one request at a time."""
+    """The connections of one event loop; each is used by one request at a time."""
 
     def __init__(self, tls: ssl.SSLContext, network: httpcore.AsyncNetworkBackend) -> None:
         self._tls, self._network = tls, network
@@ -29,7 +29,7 @@ class Connections:
 
     @contextlib.asynccontextmanager
     async def send(self, request: httpcore.Request) -> AsyncIterator[httpcore.Response]:
-        """The answer, whose body is to be read in the block. Raises the errors of httpcore."""
+        """Sends a request; the answer, whose body is to be read in the block. Raises the errors of httpcore."""
         place = b"%s %s %d" % (request.url.scheme, request.url.host, request.url.port or 0)
         connection = await self._taken(place) or httpcore.AsyncHTTPConnection(
             request.url.origin, ssl_context=self._tls, keepalive_expiry=IDLE_S, network_backend=self._network
@@ -47,7 +47,7 @@ class Connections:
             await self._leave(place, connection, is_sound=is_sound)
 
     async def _taken(self, place: bytes) -> httpcore.AsyncHTTPConnection | None:
-        """One that is open still; those that the other side has closed, or that are too old, are closed."""
+        """A connection that is open still; those that the other side has closed, or that are too old, are closed."""
         idle = self._idle.get(place, [])
         while idle:
             connection = idle.pop()
@@ -65,7 +65,7 @@ class Connections:
             await _close(connection)
 
     async def sweep(self) -> None:
-        """Closes those that are idle for too long, or closed by the other side; to be called now and then."""
+        """Closes connections that are idle for too long, or closed by the other side; to be called now and then."""
         for idle in self._idle.values():
             expired = [connection for connection in idle if connection.has_expired()]
             idle[:] = [connection for connection in idle if connection not in expired]
@@ -73,7 +73,7 @@ class Connections:
                 await _close(connection)
 
     async def close(self) -> None:
-        """Closes all that are idle; those in use are closed after their request."""
+        """Closes all idle connections; those in use are closed after their request."""
         self._closed = True
         for idle in self._idle.values():
             while idle:

@@ -16,7 +16,7 @@ from pgworkd.push.secrets import check_name
 HEADERS_MAX, HEADER_CHARS_MAX = 20, 2_000
 Mode = Literal["sync", "callback"]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-"""RFC 9110, 5.6.2."""
+"""The name of a header (RFC 9110, 5.6.2)."""
 _VALUE = re.compile(r"[\x20-\x7e\x80-\xff]*")
 _OURS = re.compile(
     r"(?i)host|content-.*|transfer-encoding|connection|keep-alive|upgrade|te|trailer|expect|proxy-.*|cookie|accept.*"
@@ -42,7 +42,7 @@ class Endpoint:
     parts: SplitResult = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
+        """Raises UsageError for a value that is out of bounds."""
         text(self.name, "the endpoint's name", 200)
         object.__setattr__(self, "parts", check_url(self.url, allow_private=self.allow_private))
         if self.mode not in ("sync", "callback"):
@@ -62,16 +62,16 @@ class Endpoint:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """From the columns of its row, others than these left out; `headers` decoded."""
+        """An endpoint from the columns of its row, others than these left out; `headers` decoded."""
         return cls(**{name: row[name] for name in COLUMNS if name in row})
 
 
 COLUMNS = "name url mode timeout_s callback_timeout_s headers secret_name unsigned allow_private".split()
-"""What an operator says of an endpoint."""
+"""The columns of an endpoint that operators set."""
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """UsageError for one that cannot be sent, or is not an operator's to say."""
+    """Raises UsageError for a header that cannot be sent, or is not an operator's to say."""
     if len(headers) > HEADERS_MAX:
         raise UsageError(f"there are {len(headers)} headers: {HEADERS_MAX} are allowed")
     lower = [name.lower() for name in headers]

@@ -21,22 +21,22 @@ from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 
 AGAIN_S = 30.0
-"""A job that may run once, and could not be sent, is sent again after this long."""
+"""Delay before a job that may run once, and could not be sent, is sent again."""
 SLACK_CHARS_MAX = 10_000
 
 
 class PushFailed(PgworkdError):  # noqa: N818 - what happened
-    """The service did not do it this time: the job is retried."""
+    """The error of a request that the service did not fulfil this time: the job is retried."""
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Trusts the system's certificates; to read them takes longer than many a request."""
+    """A context that trusts the system's certificates; to read them takes longer than many a request."""
     return ssl.create_default_context()
 
 
 class _Url:
-    """Where to send, and how."""
+    """A URL to send to, with what signs the requests."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class _Url:
         allow_private: bool = False,
         secrets_dir: Path | None = None,
     ) -> None:
-        """`secret`: its name, see `secrets`. Raises UsageError for what is wrong with any of them."""
+        """`secret`: its name, see `secrets`. Raises UsageError for a wrong value."""
         self._endpoint = Endpoint(
             name="push",
             url=url,
@@ -67,7 +67,7 @@ class _Url:
         return [] if name is None else secrets.read(name, self._secrets_dir)
 
     async def post(self, content: bytes, **more: Any) -> EndpointAnswer:
-        """The answer; `more`: of `message.headers`. Raises NotDelivered or PerhapsDelivered.
+        """Sends a message; `more`: arguments of `message.headers`. Raises NotDelivered or PerhapsDelivered.
 
         Each has a connection of its own: nobody tells a handler when its daemon ends, and to close those that it keeps.
         """
@@ -106,7 +106,7 @@ class Push(_Url):
 
 
 class Webhook(_Url):
-    """Whom alerts and digests are sent to: `app.alert(to=Webhook("https://...", secret="ops"))`.
+    """A recipient of alerts and digests: `app.alert(to=Webhook("https://...", secret="ops"))`.
 
     `slack`: in the form that Slack, Mattermost and others take ({"text": ...}), whose URL is the secret: not signed.
     """
@@ -114,7 +114,7 @@ class Webhook(_Url):
     def __init__(
         self, url: str, *, slack: bool = False, secret: str | None = None, unsigned: bool = False, **more: Any
     ) -> None:
-        """`more`: as of `Push`. Raises UsageError for what is wrong with any of them."""
+        """`more`: arguments of `Push`. Raises UsageError for a wrong value."""
         super().__init__(url, secret=secret, unsigned=unsigned or (slack and secret is None), **more)
         self._slack = slack
 

@@ -25,9 +25,9 @@ PRIVILEGED_BELOW = 1024
 """Ports below that are of other services (mail, SSH, databases' neighbours): only the two of HTTP are allowed."""
 CONNECT_S_MAX = 10.0
 ADDRESSES_MAX = 8
-"""Of one name; more are not tried."""
+"""Addresses of one name that are tried."""
 _UNICAST = ipaddress.ip_network("2000::/3")
-"""What is routed as IPv6 at all: https://www.iana.org/assignments/ipv6-address-space."""
+"""The network that is routed as IPv6 at all: https://www.iana.org/assignments/ipv6-address-space."""
 _TUNNELS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
 """IPv6 that carries an IPv4 address, which may be any: NAT64 (RFC 6052, 8215), 6to4 (RFC 3056), Teredo (RFC 4380)."""
 
@@ -76,7 +76,7 @@ def check_url(url: str, *, allow_private: bool = False) -> SplitResult:
 
 
 def _is_private(host: str) -> bool:
-    """Whether that can be seen without a look-up: an address in any spelling that the system reads, or this host."""
+    """Whether a host is private, as far as that is seen without a look-up: an address in any spelling, or this host."""
     host = host.rstrip(".")
     if f".{host}".endswith(".localhost"):
         return True
@@ -107,7 +107,7 @@ async def look_up(host: str, port: int) -> list[str]:
 
 
 class GuardedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects where requests may go, for httpcore; certificates are still checked for the name."""
+    """Connections to allowed addresses, for httpcore; certificates are still checked for the name."""
 
     def __init__(self, *, allow_private: bool = False, resolve: Resolve = look_up) -> None:
         self._allow_private, self._resolve = allow_private, resolve
@@ -158,9 +158,9 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Never: AddressRefused."""
+        """Raises AddressRefused, always."""
         raise AddressRefused(f"the socket {path} is not of the public internet")
 
     async def sleep(self, seconds: float) -> None:
-        """As httpcore asks for between attempts."""
+        """Sleeps, as httpcore asks for between attempts."""
         await anyio.sleep(seconds)

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from pgworkd.core.json_text import JsonText
 
 TRACE_CHARS_MAX = 512
-"""What a receiver of `tracestate` must take, by the same text; more is not sent."""
+"""Characters of `tracestate` that a receiver must take, by W3C's text; more is not sent."""
 RUN, TEST = "job.run", "endpoint.test"
 """The `type` of a message: run this job; or no job, it tests the way."""
 AGENT = f"pgworkd/{version('pgworkd')}"
@@ -76,7 +76,7 @@ def body(attempt: PushedAttempt, at: datetime, callback: CallbackOffer | None = 
 
 
 def trial_body(endpoint: str, at: datetime) -> bytes:
-    """The JSON of a message that is no job: whether it arrives is what is asked."""
+    """The JSON of a test message, which is no job."""
     return to_json({"type": TEST, "timestamp": at, "data": {"endpoint": endpoint}})
 
 
@@ -116,7 +116,7 @@ def headers(
 
 
 def signatures(secrets: Sequence[bytes], signed: bytes) -> str:
-    """One for each secret: a receiver that knows either accepts the message."""
+    """A signature for each secret: a receiver that knows either accepts the message."""
     return " ".join(f"v1,{base64.b64encode(hmac.digest(each, signed, 'sha256')).decode()}" for each in secrets)
 
 

@@ -23,7 +23,7 @@ ENCODED = "whsec_"
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 """The variable in which systemd names the directory of a service's credentials: see systemd.exec(5), LoadCredential."""
 BYTES_MIN, BYTES_MAX = 24, 64
-"""Of a secret: https://github.com/standard-webhooks/standard-webhooks, "Signature scheme"."""
+"""Size of a secret: https://github.com/standard-webhooks/standard-webhooks, "Signature scheme"."""
 SECRETS_MAX = 2
 FILE_BYTES_MAX = 4096
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

@@ -20,15 +20,15 @@ SAID_BYTES_MAX = 300
 
 
 class NotDelivered(Exception):  # noqa: N818 - what happened
-    """No byte of the request was sent: the receiver does not know of it."""
+    """The error of a request of which no byte was sent: the receiver does not know of it."""
 
 
 class PerhapsDelivered(Exception):  # noqa: N818
-    """The request was sent, or part of it, and no whole answer came: it may have been done."""
+    """The error of a request that was sent, or part of it, without a whole answer: it may have been done."""
 
 
 class Sender:
-    """Sends, from one event loop. `allow_private`: also to addresses that are not of the public internet."""
+    """Sends messages, from one event loop. `allow_private`: also to addresses that are not of the public internet."""
 
     def __init__(
         self, *, allow_private: bool = False, tls: ssl.SSLContext | None = None, resolve: Resolve = look_up
@@ -48,7 +48,7 @@ class Sender:
     async def post(
         self, url: SplitResult, headers: Mapping[str, str], content: bytes, limit_s: float
     ) -> EndpointAnswer:
-        """The answer, of which at most 1 MiB is read. Raises NotDelivered or PerhapsDelivered, after `limit_s` s too.
+        """Sends a message; the answer, at most 1 MiB. Raises NotDelivered or PerhapsDelivered, within `limit_s`, too.
 
         `url`: of `guard.check_url`.
         """
@@ -82,7 +82,7 @@ class Sender:
 
 
 async def _read(answer: httpcore.Response) -> tuple[bytes, bool]:
-    """The body, and whether that is all of it."""
+    """Reads the body; whether that is all of it."""
     parts, size = [], 0
     async for part in answer.aiter_stream():
         parts.append(part)

@@ -1,4 +1,4 @@
-"""A message that is no job: does it arrive, and is it answered?"""
+"""Sends an endpoint a message that is no job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 
 
 async def attempted(endpoint: Endpoint, secrets_dir: Path | None) -> tuple[bool, str]:
-    """Whether it was answered with 2xx, and what was said. UsageError for a secret that is missing."""
+    """Sends a test message: whether 2xx was answered, and the answer. UsageError for a secret that is missing."""
     signing = [] if endpoint.secret_name is None else secrets.read(endpoint.secret_name, secrets_dir)
     at = message.now()
     content = message.trial_body(endpoint.name, at)

@@ -55,15 +55,15 @@ class Host(NamedTuple):
 
 
 class Conninfo(NamedTuple):
-    """What is said about a connection."""
+    """The parameters of a connection."""
 
     hosts: tuple[Host, ...]
     parameters: dict[str, str]
-    """All that are given, by libpq's names."""
+    """All parameters that are given, by libpq's names."""
     origins: dict[str, str]
-    """What gave each of those that are not in the DSN itself."""
+    """The source of each parameter that is not in the DSN itself."""
     has_secret_in_query: bool = False
-    """What is unknown there may be a part of it."""
+    """True if the DSN's query has a secret: an unknown parameter may be a part of it."""
 
     def __repr__(self) -> str:
         return f"Conninfo({self.hosts})"  # a password is among the parameters
@@ -98,7 +98,7 @@ class Conninfo(NamedTuple):
 
     @property
     def application_name(self) -> str:
-        """By which the application wants to be known; "" if it does not say."""
+        """The name by which the application wants to be known; "" if there is none."""
         return self.parameters.get("application_name") or self.parameters.get("fallback_application_name", "")
 
     @property
@@ -118,7 +118,7 @@ class Conninfo(NamedTuple):
 
 
 def conninfo(dsn: str) -> Conninfo:
-    """What the DSN says and, where it does not, the service and the environment.
+    """The parameters of the DSN and, where it has none, of the service and the environment.
 
     Raises WrongDsn, which names the parameter and what gave it, for what is malformed, unknown or unsafe.
     """
@@ -163,7 +163,7 @@ def notes(told: Conninfo) -> list[str]:
 
 
 def _faults(told: Conninfo) -> Iterator[str]:
-    """What is wrong with the parameters, and the remedies."""
+    """The faults of the parameters, and the remedies."""
     given = told.parameters
     for name, value in given.items():
         where = told.where(name)
@@ -199,7 +199,7 @@ def _unknown(told: Conninfo, name: str) -> str:
 
 
 def _hosts(told: Conninfo) -> Iterator[Host]:
-    """Those of the list, each with its port."""
+    """The hosts of the list, each with its port."""
     names, addresses, ports = (
         [each.strip() for each in told.parameters.get(name, "").split(",")] for name in ("host", "hostaddr", "port")
     )

@@ -13,7 +13,7 @@ from pgworkd.settings.file import quoted
 
 
 def contradictions(lease_s: float, heartbeat_s: float, command_timeout_s: float) -> dict[str, str]:
-    """By setting: what is wrong between these, and what to write instead."""
+    """The settings that contradict each other: what is wrong with each, and what to write instead."""
     problems = {}
     if heartbeat_s > lease_s / 3:
         problems["heartbeat_s"] = (

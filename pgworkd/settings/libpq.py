@@ -29,7 +29,7 @@ DRIVER = {
     "gsslib": "PGGSSLIB",
     "options": "PGOPTIONS",
 }
-"""What the driver obeys, and the variable of each in the environment."""
+"""Parameters that the driver obeys, and the variable of each in the environment."""
 OURS = {
     "service": "PGSERVICE",
     "servicefile": "PGSERVICEFILE",
@@ -50,7 +50,7 @@ OURS = {
     "gssencmode": "PGGSSENCMODE",
     "require_auth": "PGREQUIREAUTH",
 }
-"""What is obeyed here."""
+"""Parameters that are obeyed here."""
 WITHOUT_EFFECT = {
     "client_encoding": ("PGCLIENTENCODING", "utf8 utf-8 auto unicode", "text is always UTF-8"),
     "sslcompression": ("PGSSLCOMPRESSION", "0", "TLS compression is never used"),
@@ -68,14 +68,14 @@ WITHOUT_EFFECT = {
     "authtype": (None, "", "Postgres has given it up"),
     "tty": (None, "", "Postgres has given it up"),
 }
-"""What has none: its variable, the values that ask for nothing else, and what is done in its place."""
+"""Parameters without effect: the variable, the values that ask for nothing else, and what is done in their place."""
 UNSAFE = {
     "sslcrldir": ("PGSSLCRLDIR", "revoked certificates would be accepted: name a file with sslcrl"),
     "requirepeer": ("PGREQUIREPEER", "nobody would check whose server it is: protect the folder of the socket instead"),
     "scram_client_key": (None, "the driver logs in with a password only: give password or passfile"),
     "scram_server_key": (None, "the driver logs in with a password only: give password or passfile"),
 }
-"""What is refused, as it would not be obeyed: its variable, and why."""
+"""Parameters that are refused, as they would not be obeyed: the variable, and why."""
 VARIABLES = {
     **DRIVER,
     **OURS,
@@ -103,7 +103,7 @@ MEANT = {
     "sslidentity": "sslcert",
     "timeout": "connect_timeout",
 }
-"""What other programs write for some of them."""
+"""Names of other programs for some of the parameters."""
 NUMBERS = (
     "connect_timeout",
     "keepalives",

@@ -70,7 +70,7 @@ REMEDIES = {
 
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)")
 _BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
-"""What applies to handlers that declare no backoff, and where no row overrides it."""
+"""The backoff of handlers that declare none, where no row overrides it."""
 _OTHERS = {"fair": bool, "endpoint": str}
 """Settings that are no numbers."""
 _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
@@ -145,13 +145,13 @@ class EffectiveSetting(NamedTuple):
 
     name: str
     value: Any
-    """None: not set; a list: daemons differ."""
+    """The value in effect; None: not set; a list: daemons differ."""
     source: str
     code: Sequence[int] = ()
-    """For the concurrency: the values that the running daemons would use without the row."""
+    """The values that the running daemons would use without the row, for the concurrency."""
 
     def __str__(self) -> str:
-        """As text: `10 (row; default from code: 4)`."""
+        """Returns the setting as text: `10 (row; default from code: 4)`."""
         if self.value is None and self.name in _BACKOFF:  # each handler may have its own, so no one value is in effect
             return f"{_BACKOFF[self.name]:g}, unless the handler declares its own backoff ({self.source})"
         shown = " or ".join(map(_shown, self.value if isinstance(self.value, list) else [self.value]))

@@ -32,7 +32,7 @@ class Care:
 
     @property
     def on(self) -> bool:
-        """True: claims are to pass over what is set aside."""
+        """True while claims are to pass over what is set aside."""
         return self._most is not None
 
     def most(self, limit: int) -> int:
@@ -40,14 +40,14 @@ class Care:
         return limit if self._most is None else min(limit, self._most)
 
     def passed(self) -> None:
-        """A claim was answered."""
+        """Notes that a claim was answered."""
         if self._most is None:
             return
         self._in_vain = False
         self._most = None if anyio.current_time() >= self._until else 2 * self._most
 
     async def refused(self, error: PgworkdError) -> bool:
-        """A claim failed; True if another may succeed at once. Raises PgworkdError."""
+        """Notes that a claim failed; True if another may succeed at once. Raises PgworkdError."""
         waited = isinstance(error, DatabaseBusy) and (error.timed_out or error.locked)
         if isinstance(error, WorkerLost) or (isinstance(error, DatabaseUnavailable) and not waited):
             return False

@@ -52,7 +52,7 @@ class Start(NamedTuple):
 
 
 class Keyed(NamedTuple):
-    """The same for jobs with keys: behind `places`, or `reach_s` before them (None: at the head), or from `since`."""
+    """Where a claim of keyed jobs begins: behind `places`, or `reach_s` before (None: at the head), or from `since`."""
 
     places: str
     reach_s: float | None
@@ -88,7 +88,7 @@ class ClaimCursor:
         return Start([p for p, _ in places], [at.run_at - reach_s for _, at in places], [_FIRST_ID] * len(places))
 
     def keyed(self) -> Keyed:
-        """Where that same claim begins among jobs with keys. Call after `start`."""
+        """Where the claim of the last `start` begins among jobs with keys."""
         self._renews = self._places == "{}" or self._passed >= RENEW_EVERY or self._since is not None
         if self._level == LEVELS - 1:
             return Keyed(self._places, None, self._since, self._renews)
@@ -98,7 +98,7 @@ class ClaimCursor:
     def claimed(
         self, rows: Sequence[ClaimedJob], now: float, took_s: float, *, full: bool, places: str | None = None
     ) -> None:
-        """Moves on after that claim: `rows` are its rows in order; `full`: there may be more, behind the last.
+        """Moves on after a claim: `rows` are its rows in order; `full`: there may be more, behind the last.
 
         `places`: how far it has come among jobs with keys; its rows then tell nothing about the others.
         """
@@ -129,7 +129,7 @@ class ClaimCursor:
             self._due_at[each] = max(self._due_at[each], now + pause_s)
 
     def passed(self, places: Sequence[tuple[int, float]]) -> None:
-        """Up to that run_at, the claim found in these priorities only kinds left to other workers: continues there."""
+        """Continues behind these run_at, up to which a claim found only kinds left to other workers."""
         for priority, run_at in places:
             known = self._positions.pop(priority, None)
             place = Position(run_at, _FIRST_ID)
@@ -147,14 +147,14 @@ class ClaimCursor:
         return sorted({0, *self._positions, *map(int, _PRIORITY.findall(self._places))}, reverse=True)
 
     def rewind(self, run_at: float) -> None:
-        """A row that was due then has become claimable again."""
+        """Goes back for a row that was due then, and has become claimable again."""
         self._rewound = run_at if self._rewound is None else min(run_at, self._rewound)
         self._since = run_at if self._since is None else min(run_at, self._since)
         back = Position(run_at, _FIRST_ID)
         self._positions = {priority: min(known, back) for priority, known in self._positions.items()}
 
     def recheck_head(self, now: float) -> None:
-        """A job is due that no claim found: begins at the head as soon as that is not too expensive."""
+        """Begins at the head as soon as that is not too expensive: a job is due that no claim found."""
         last = LEVELS - 1
         period_s = PERIOD_FIRST_S * 2**last
         made_at = self._due_at[last] - max(period_s, self._cost_s[last] / COST_SHARE)

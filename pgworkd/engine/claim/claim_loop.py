@@ -96,7 +96,7 @@ class ClaimLoop(ABC):
             self._woken.set()
 
     def notified(self, run_at: float | None) -> None:
-        """A notification named this queue; `run_at`: of a job, due long ago, that can be claimed again."""
+        """Notes a notification that named this queue; `run_at`: of a job, due long ago, that can be claimed again."""
         now = anyio.current_time()
         self._poll_mode.notified(now)
         if self._notified_at is None:
@@ -107,14 +107,14 @@ class ClaimLoop(ABC):
         self.claim_soon()
 
     def expect(self, due_in_s: float | None) -> None:
-        """The next waiting job is due in this many seconds; None: no job waits."""
+        """Notes that the next waiting job is due in this many seconds; None: no job waits."""
         if due_in_s is not None and due_in_s <= 0:
             self._cursor.recheck_head(anyio.current_time())
         self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
 
     def expect_also(self, due_in_s: float) -> None:
-        """One more job will be due in this many seconds."""
+        """Notes that one more job will be due in this many seconds."""
         due_at = anyio.current_time() + due_in_s
         if self._due_at is None or due_at < self._due_at:
             self._due_at = due_at
@@ -175,7 +175,7 @@ class ClaimLoop(ABC):
         self.sleeps_until = 0.0  # if it is opened again, `run` is called again, and iterates at once
 
     async def _sleep(self) -> None:
-        """Until `sleeps_until`, or a job is due, or `claim_soon`."""
+        """Sleeps until `sleeps_until`, or a job is due, or `claim_soon`."""
         while not self._wanted and (wait_s := self._wake_at() - anyio.current_time()) > 0:
             self._woken = anyio.Event()
             with anyio.move_on_after(wait_s):
@@ -186,7 +186,7 @@ class ClaimLoop(ABC):
         return min(self.sleeps_until, due_at)
 
     async def _iteration(self) -> float:
-        """One claim, if there is capacity. Seconds to sleep; infinite: until woken."""
+        """Claims once, if there is capacity. Seconds to sleep; infinite: until woken."""
         if not self._may_claim():
             if self.paused:
                 self._tallies.refusals.passed(self.queue)
@@ -241,7 +241,7 @@ class ClaimLoop(ABC):
         return Places(start, keyed, now, ago_s)
 
     def _arrive(self, claimed: Claims, now: float, took_s: float, *, full: bool) -> None:
-        """Learns from a result; `full`: there may be more."""
+        """Learns from the result of a claim; `full`: there may be more."""
         self._sent = None
         self._care.passed()
         if claimed.again_s is not None:

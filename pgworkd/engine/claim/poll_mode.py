@@ -34,7 +34,7 @@ class PollMode:
 
     def __init__(self) -> None:
         self.announced: bool | None = None
-        """True: idle (notified), False: polling; None: nothing is announced."""
+        """The mode that is announced: True: idle (notified), False: polling; None: nothing is announced."""
         self._polling_since = 0.0
         self._found_polling = 0  # claims that found jobs while polling
         self._poll_on_until = 0.0
@@ -48,7 +48,7 @@ class PollMode:
         self._notified_at.append(now)
 
     def record_announcement(self, now: float, *, idle: bool) -> None:
-        """The announcement is stored in the database."""
+        """Notes that the announcement is stored in the database."""
         if self.announced is True and not idle:
             self._polling_since, self._found_polling = now, 0
         # Jobs inserted just before that sent no NOTIFY: one more claim, at once.

@@ -45,7 +45,7 @@ class SentClaim(NamedTuple):
 
 
 class Pool(ClaimLoop):
-    """Slots, and a claim loop that keeps them filled."""
+    """The slots of one queue, and a claim loop that keeps them filled."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Pool(ClaimLoop):
         await self._loop()
 
     async def _sleep(self) -> None:
-        """Until `sleeps_until`, or a job is due, or `claim_soon`."""
+        """Sleeps until `sleeps_until`, or a job is due, or `claim_soon`."""
         executor = self._executor
         while not self._wanted:
             now = anyio.current_time()
@@ -137,7 +137,7 @@ class Pool(ClaimLoop):
                 await self._woken.wait()
 
     def _stop_hoarding(self, begun: int, in_s: float) -> None:
-        """`begun` attempts have begun in `in_s` seconds while others waited: releases those that would wait long."""
+        """Releases attempts that would wait long, as only `begun` have begun in `in_s` seconds."""
         if self._executor.waiting > STALLS_MAX * begun:
             self._prefetch.stalled(in_s * self.concurrency / max(begun, 1))
             self.release_unstarted(Reason.ELSEWHERE, keep=begun)
@@ -153,7 +153,7 @@ class Pool(ClaimLoop):
         return (self._executor.free > 0 or self._executor.waiting <= self._low) and self._capacity() > 0
 
     async def _iteration(self) -> float:
-        """One claim, if there is capacity. Seconds to sleep; infinite: until woken."""
+        """Claims once, if there is capacity. Seconds to sleep; infinite: until woken."""
         self._executor.wake()
         if not self._may_claim():
             self._executor.call_when_low(self._low)

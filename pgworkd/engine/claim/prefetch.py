@@ -32,7 +32,7 @@ class Prefetch:
         self._counted_at = time.monotonic()
 
     def claimed(self, took_s: float, finished: int, run_s: float, concurrency: int, *, dry: bool) -> None:
-        """After each claim: its duration, how many jobs have finished so far, and how long the last one ran.
+        """Learns from a claim: its duration, how many jobs have finished so far, and how long the last one ran.
 
         `dry`: no job was left here when it returned.
         """
@@ -52,7 +52,7 @@ class Prefetch:
         self.ahead = min(AHEAD_MAX, math.ceil(ahead)) if self._claim_s >= WORTHWHILE * self._run_s else 0
 
     def stalled(self, run_s: float) -> None:
-        """Jobs claimed ahead hardly start: they take longer than assumed, about `run_s` seconds each."""
+        """Claims less ahead: jobs hardly start, and take longer than assumed, about `run_s` seconds each."""
         self._run_s = max(self._run_s or 0.0, run_s)
         self.ahead = 0
 

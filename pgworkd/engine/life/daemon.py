@@ -167,7 +167,7 @@ class Daemon:
 
     @property
     def worker_id(self) -> int:
-        """The id under which it claims now; it changes when the worker was presumed dead and registers anew."""
+        """The id under which the daemon claims; it changes when the worker was presumed dead and registers anew."""
         return self.worker.worker_id
 
     @property
@@ -181,11 +181,11 @@ class Daemon:
         return self._member.listening
 
     def healthy(self) -> bool:
-        """False when a restart would help: the heartbeat is stuck."""
+        """Returns False when a restart would help: the heartbeat is stuck."""
         return self.worker.heartbeat is None or self.worker.healthy()
 
     def status(self) -> str:
-        """Its state in one line, for people."""
+        """The state of the daemon in one line, for people."""
         if self.stop_requested.is_set():
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
@@ -275,7 +275,7 @@ class Daemon:
         return await self._shutdown.run()
 
     async def _cancel_on_stop(self, startup: anyio.CancelScope) -> None:
-        """A stop does not wait for a connection attempt that hangs."""
+        """Cancels a connection attempt at a stop, which does not wait for one that hangs."""
         await self.stop_requested.wait()
         startup.cancel()
 
@@ -289,7 +289,7 @@ class Daemon:
         self.events.emit(events.DAEMON_READY, worker_id=self.worker_id, queues=self._queues.slots)
 
     def _give_up_lease(self, reason: str) -> None:
-        """Instead of ending the process, which is its host's. Called from the heartbeat thread, maybe repeatedly."""
+        """Stops the daemon, as the process is its host's. Called from the heartbeat thread, maybe repeatedly."""
         if not self.stop_requested.is_set() and self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop_because, reason)
 

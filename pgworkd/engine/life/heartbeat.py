@@ -47,10 +47,10 @@ class LeaseHolder(Protocol):
         """The lease was renewed."""
 
     def on_instructions(self, instructions: Instructions) -> None:
-        """The database's answer to a renewal."""
+        """Takes the database's answer to a renewal."""
 
     def lease_fenced(self, since_s: float) -> None:
-        """Not renewed for `since_s` seconds: cancel everything that runs, claim nothing."""
+        """Cancels everything that runs, and claims nothing: the lease was not renewed for `since_s` seconds."""
 
     def worker_lost(self) -> None:
         """The lease expired and our jobs were rescued: the worker id is void."""
@@ -171,7 +171,7 @@ class Heartbeat:
         self._disarm_if_idle()
 
     def _disarm_if_idle(self) -> None:
-        """In the daemon's loop, as `protects`: nothing comes between its call and that of the handler."""
+        """Disarms the kill timer, in the daemon's loop: nothing comes between `protects` and the handler."""
         if self._kill_timer is not None and self._kill_timer.armed and not self._holder.still_running():
             with self._setting_timer:
                 self._kill_timer.disarm()
@@ -205,7 +205,7 @@ class Heartbeat:
         await store.close()
 
     async def _beat(self, store: Heartbeats) -> float:
-        """One renewal. Seconds until the next."""
+        """Renews the lease once. Seconds until the next renewal."""
         if self._loop_watch is not None and self._loop_watch.stuck:
             return min(1.0, self._heartbeat_s)
         worker_id = self.worker_id

@@ -8,7 +8,7 @@ import anyio
 
 
 async def uncut(run: Callable[[], Awaitable[int]], stop: Callable[[], None]) -> int:
-    """What `run` returns. If this is cancelled, `stop` is called, which ends `run` soon: it is not cut itself.
+    """Returns what `run` does. If this is cancelled, `stop` is called, which ends `run` soon: it is not cut itself.
 
     A task of its own for `run` is out of reach of `asyncio.Task.cancel`, and its shield of the host's cancel scopes.
     """

@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 EXIT_CODE = 63
-"""Of a process that was ended by the first timer: the number of its signal."""
+"""The exit code of a process that was ended by the first timer: the number of its signal."""
 _CLOCK_MONOTONIC = 1
 
 
@@ -46,7 +46,7 @@ class KillTimer:
     """The timers of this process, which must be ours: see `made`. Not to be called by two threads at once."""
 
     armed = False
-    """Set, and not reached."""
+    """True while the timers are set, and not reached."""
 
     def __init__(self) -> None:
         """Raises OSError or AttributeError where the system has no such timers."""

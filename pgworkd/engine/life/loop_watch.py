@@ -29,14 +29,14 @@ TICK_S = 0.25
 BLOCKED_S = 1.0
 """A loop that has not run for this long is blocked."""
 SICK_SHARE = 1 / 3
-"""Of the limit: from then on a restart is said to help."""
+"""Share of the limit from which on a restart is said to help."""
 TOLD_S = 1.0
 """How long a listener of events is waited for: standard error may be what the loop is blocked by."""
 KINDS_MAX = 10
 
 
 class Blockage(NamedTuple):
-    """What blocks the loop. `facts`: of the attempt whose handler it is, if it is one."""
+    """A loop that does not run, and since when. `facts`: of the attempt whose handler blocks it, if it is one."""
 
     since: float
     facts: Mapping[str, Any]
@@ -79,7 +79,7 @@ class LoopWatch:
 
     @property
     def sick(self) -> bool:
-        """True where a restart would help."""
+        """True where a restart of the process would help."""
         return 0 < self.limit_s * SICK_SHARE <= self.lag_s
 
     def text(self) -> str:
@@ -123,7 +123,7 @@ class LoopWatch:
         self._asked_at = None
 
     def _stalled(self, stalled_s: float) -> None:
-        """No thread ran, not even this one: by itself that says nothing about the loop, which may answer now."""
+        """Notes that no thread ran, not even this one: that says nothing about the loop, which may answer now."""
         if self._asked_at is not None and self.blocked is None:
             self._asked_at = time.monotonic()
         begun = [each for each in self._in_flight or () if each.started is not None]
@@ -131,7 +131,7 @@ class LoopWatch:
         self._tell(events.PROCESS_STALLED, stalled_s=round(stalled_s, 3), jobs=dict(kinds.most_common(KINDS_MAX)))
 
     def _look(self) -> None:
-        """The loop does not run."""
+        """Notes that the loop does not run."""
         if self.blocked is None:
             self.blocked = Blockage(time.monotonic() - self.lag_s, self._found())
             self._tell(events.LOOP_BLOCKED, **self._facts(), limit_s=self.limit_s)
@@ -142,7 +142,7 @@ class LoopWatch:
                 self._end_process(self.text())
 
     def _look_back(self) -> None:
-        """The loop runs."""
+        """Notes that the loop runs."""
         blocked, self.blocked, self.stuck = self.blocked, None, False
         if blocked is not None:
             self._tell(events.LOOP_RESUMED, **blocked.facts, blocked_s=round(time.monotonic() - blocked.since, 3))

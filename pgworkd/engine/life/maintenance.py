@@ -25,7 +25,7 @@ from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
 PRUNE_MAX = 5_000
-"""Rows per step."""
+"""Rows per step of a task."""
 ORPHAN_AGE_FACTOR = 3
 """An attempt may be an orphan after this many command time-outs: then no claim that took it can still be answered."""
 ORPHANS_COST_SHARE = 0.0002
@@ -33,11 +33,11 @@ ORPHANS_COST_SHARE = 0.0002
 ORPHANS_PAUSE_S_MAX = 600.0
 """Maximum pause between two full searches; only they find what a failover has brought back, however old."""
 ORPHANS_OVERLAP_S = 10.0
-"""The other searches overlap by this much: an attempt's time is that of its transaction's begin, and clocks are set."""
+"""Searches for young orphans overlap by this much: an attempt's time is its transaction's begin, and clocks are set."""
 OVERDUE_COST_SHARE, OVERDUE_PAUSE_S_MAX = 0.01, 600.0
-"""The same for attempts that are overdue: full searches read the entries of all that have ever had a deadline."""
+"""Share of the time and maximum pause for full searches for overdue attempts: they read all that had a deadline."""
 OVERDUE_OVERLAP_S = 120.0
-"""The other searches overlap by this much: only some time after a lease it is known that a gateway was there."""
+"""Other searches for overdue attempts overlap by this much: only some time after a lease a gateway is known present."""
 AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
 """Delays before locked rows are tried again; they double up to the cap."""
 REFUSED_PAUSE_S = 10.0
@@ -122,20 +122,20 @@ class Maintenance:
         self._cuts: set[tuple[str, int]] = set()
 
     def effects_deferred(self) -> None:
-        """Effects were deferred: apply them now."""
+        """Applies effects now: some were deferred."""
         self._effects_again_s = AGAIN_FIRST_S
         self._effects_deferred.set()
 
     def worker_ended(self) -> None:
-        """A worker's process has ended: rescue its jobs now, before its lease expires."""
+        """Rescues jobs now, before the lease of their worker expires: its process has ended."""
         self._worker_ended.set()
 
     def schedules_changed(self) -> None:
-        """A schedule was changed, or needs its next occurrence: read the schedules now."""
+        """Reads the schedules now: one was changed, or needs its next occurrence."""
         self._schedules_changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs all tasks until cancelled."""
         async with anyio.create_task_group() as tasks:
             cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
             for task in (self._rescue, self._schedules, self._effects, *cleaning, *self._signals.tasks):
@@ -209,7 +209,7 @@ class Maintenance:
         return delay_s
 
     def _halve_step(self, name: str) -> None:
-        """The next step takes half as many rows."""
+        """Makes the next step of a task take half as many rows."""
         self._shares[name] = self._shares.get(name, 1.0) / 2
 
     def _step(self, name: str, most: int) -> int:
@@ -272,7 +272,7 @@ class Maintenance:
         return 0.0 if max(jobs, keys) >= limit else self._periods.expire_s
 
     async def _unblock(self) -> float:
-        """A freed serialize_key promotes its next job; this is for rows that were locked then, or changed by hand."""
+        """Promotes next jobs of freed keys whose rows were locked when the key was freed, or were changed by hand."""
         await self._store.unblock()
         return self._periods.expire_s
 

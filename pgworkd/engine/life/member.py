@@ -34,23 +34,23 @@ class MemberQueues(ServedQueues, Protocol):
 
     @property
     def pools(self) -> Mapping[str, ClaimLoop]:
-        """By queue, those that drain included."""
+        """The pools by queue, those that drain included."""
 
 
 class Membership(Protocol):
-    """What a daemon asks of its membership, of the fleet of a database or of a gateway."""
+    """The membership of a daemon, in the fleet of a database or of a gateway."""
 
     @property
     def startup(self) -> Startup:
-        """Waits until it can register."""
+        """The wait until the daemon can register."""
 
     @property
     def worker(self) -> WorkerLife:
-        """Its registration and its lease."""
+        """The registration and the lease of the daemon."""
 
     @property
     def planner(self) -> Planner:
-        """Knows which occurrences of schedules follow."""
+        """The planner, which knows the following occurrences of schedules."""
 
     @property
     def listening(self) -> bool:
@@ -63,7 +63,7 @@ class Membership(Protocol):
         """Starts what wakes the pools, and maintenance; returns when they may claim, or after a while."""
 
     def schedules_changed(self) -> None:
-        """An occurrence was skipped: the next one of its schedule is needed now."""
+        """Notes that an occurrence was skipped: the next one of its schedule is needed now."""
 
     async def sign_off(self, until: float) -> str | None:
         """Ends the lease and the registration, until `until` at most; None, or what is left of us and why."""
@@ -73,7 +73,7 @@ class Membership(Protocol):
 
 
 class Member:
-    """Of the fleet of one database."""
+    """A member of the fleet of one database: `Membership`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Member:
         rules: Collection[AlertRule] = (),
         sessions: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`rules`: of alerts, to be declared. `sessions`: it does not start without these."""
+        """`rules`: alert rules to declare. `sessions`: opens the sessions without which the member does not start."""
         self._store, self._queues, self._options, self._sessions = store, queues, options, sessions
         self.worker = worker
         self.startup = Startup(store.verify, shared.events)
@@ -120,7 +120,7 @@ class Member:
         return self._listener.listening
 
     async def register(self, app: Registry | None = None) -> float:
-        """As of `Membership`; the app's schedules are declared."""
+        """Declares the app's schedules and alerts, and registers; returns when the lease began. Raises PgworkdError."""
         if self._sessions is not None:
             await self._sessions()
         await self._store.ensure_today()
@@ -130,7 +130,7 @@ class Member:
         return await self.worker.register()
 
     async def attend(self, tasks: TaskGroup) -> None:
-        """As of `Membership`."""
+        """Starts listener, poller and maintenance; returns when the pools may claim, or after a while."""
         listening = anyio.Event()
         tasks.start_soon(self._listener.run, listening.set, name="listener")
         tasks.start_soon(self.signals.tick, name="signals")
@@ -146,7 +146,7 @@ class Member:
         self.maintenance.schedules_changed()
 
     async def sign_off(self, until: float) -> str | None:
-        """As of `Membership`; writes the last statistics."""
+        """Ends the lease and the registration, and writes the last statistics; None, or what is left of us and why."""
         await self.worker.stop()  # first: a heartbeat after the end of the registration would find the worker lost
         left = await self.worker.sign_off(until, self.maintenance.release_orphans)
         if left is None:
@@ -155,40 +155,40 @@ class Member:
         return left
 
     async def close(self) -> None:
-        """As of `Membership`."""
+        """Ends the lease, and closes all connections."""
         await self.worker.stop()
         await self._store.close()
 
     # Called by the listener, in the loop: `database.listener.NotificationHandler`.
 
     def on_queue(self, queue: str, run_at: float | None) -> None:
-        """Jobs may be due in this queue; `run_at`: one of them, due long ago, can be claimed again."""
+        """Wakes the pool of a queue; `run_at`: of a job there, due long ago, that can be claimed again."""
         if (pool := self._queues.pools.get(queue)) is not None:
             pool.notified(run_at)
 
     def on_schedules(self) -> None:
-        """A schedule was inserted, changed or deleted."""
+        """Reads the schedules: one was inserted, changed or deleted."""
         self.maintenance.schedules_changed()
 
     def on_effects(self) -> None:
-        """An effect was deferred, because a row was locked."""
+        """Applies an effect that was deferred, because a row was locked."""
         self.maintenance.effects_deferred()
 
     def on_worker_ended(self) -> None:
-        """The process of some worker has ended."""
+        """Rescues the jobs of a worker whose process has ended."""
         self.maintenance.worker_ended()
 
     def on_settings(self) -> None:
-        """A row of `queues` was inserted, changed or deleted."""
+        """Asks for the rows of `queues`: one was inserted, changed or deleted."""
         self.worker.renew_now()
 
     def on_worker(self, worker_id: int) -> None:
-        """The database has instructions for this worker."""
+        """Asks for the instructions that the database has, if they are for this worker."""
         if worker_id == self.worker.worker_id:
             self.worker.renew_now()
 
     def on_reconnect(self) -> None:
-        """The connection was lost; the server may have crashed, and lost the unlogged table `pools`."""
+        """Announces all pools again: the server may have crashed, and lost the unlogged table `pools`."""
         self._queues.forget_announcements()
         self.maintenance.schedules_changed()
         self.maintenance.effects_deferred()

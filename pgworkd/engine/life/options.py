@@ -26,7 +26,7 @@ class DaemonOptions:
 
     connection: ConnectionOptions
     worker_name: str = field(default_factory=socket.gethostname)
-    """Of this daemon in logs and lists."""
+    """The name of this daemon in logs and lists."""
     lease_s: float = 30.0
     heartbeat_s: float = 10.0
     poll_s: float = 2.0
@@ -36,7 +36,7 @@ class DaemonOptions:
     transactions_max: int = 20
     """Maximum connections for `job.transaction()`, opened as needed; a run waits for a free one."""
     slow_min_s: float = 1.0
-    """No run is reported as slow before."""
+    """No run is reported as slow before this many seconds."""
     slow_factor: float = 5.0
     """A run is reported as slow after this many times the average duration of its kind."""
     loop_limit_s: float | None = None
@@ -48,7 +48,7 @@ class DaemonOptions:
     """Collect samples of all queues, and what ended in each period."""
     periods: Periods = field(default_factory=Periods)
     environment: str | None = None
-    """Of this process: a database that belongs to another one is a copy, and its jobs do not run here."""
+    """The environment of this process: a database of another one is a copy, whose jobs do not run here."""
 
     @property
     def loop_limit(self) -> float:

@@ -21,7 +21,7 @@ from pgworkd.engine.claim.claim_loop import ClaimLoop
 BACKOFF = ("backoff_s", "backoff_factor", "backoff_cap_s")
 _END_S_MAX = 3600.0
 _END_MARGIN_S = 0.005
-"""A pause ends by the database's clock, not by ours."""
+"""Margin at the end of a pause, which ends by the database's clock, not by ours."""
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -31,7 +31,7 @@ class QueueOverrides:
     def __init__(self, pools: Mapping[str, ClaimLoop], events_: Events, refresh: Callable[[], None]) -> None:
         """`refresh` asks the database for the rows now."""
         self.backoffs: dict[str, dict[str, float]] = {}
-        """By queue, the values of `BACKOFF` that its row sets."""
+        """The values of `BACKOFF` that the row of each queue sets."""
         self.known = False
         """False until the rows of all queues are known: nothing may be claimed, a row may allow less than the code."""
         self.first = anyio.Event()

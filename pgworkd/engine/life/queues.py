@@ -44,7 +44,7 @@ class QueueSet:
         `refresh` asks the database for the rows of `queues` now.
         """
         self.pools: dict[str, Pool] = {}
-        """Including those that drain."""
+        """The pools by queue, including those that drain."""
         self.overrides = QueueOverrides(self.pools, events_, refresh)
         self._app = app
         self._in_flight = in_flight
@@ -110,7 +110,7 @@ class QueueSet:
             tasks.start_soon(self._serve, pool, name=f"pool {pool.queue}")
 
     def serve(self, queues: Mapping[str, int | None] | None) -> None:
-        """Serves exactly these from now on (None: all of the app's); removes others without waiting for them.
+        """Serves exactly these queues from now on (None: all of the app's); removes others without waiting for them.
 
         Raises UsageError, and changes nothing, when no handler serves one of them.
         """
@@ -137,7 +137,7 @@ class QueueSet:
         return drained
 
     def _checked(self, queues: Mapping[str, int | None] | None) -> dict[str, tuple[int, str]]:
-        """By queue, its slots and their source."""
+        """The slots of each queue, and their source. Raises UsageError."""
         for queue, slots in (queues or {}).items():
             if slots is not None:
                 number("concurrency", slots, f"slots of queue {queue!r}")

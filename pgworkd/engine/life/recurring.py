@@ -48,7 +48,7 @@ class Recurring:
         self._undeclared: dict[str, float] = {}
         """Schedules that no worker declares, and when that was first seen, on the loop's clock."""
         self._differing: dict[str, Undeclared] = {}
-        """Ours that are under another rule, as they were reported."""
+        """Schedules of our code that are under another rule, as they were reported."""
         self._rules: dict[str, _Rule] = {}
         self._database_now = datetime.fromtimestamp(0, UTC)
         self._read_at = 0.0
@@ -60,7 +60,7 @@ class Recurring:
             self._report(await self._store.declare_rules(None, self._declared))
 
     def following(self, attempt: Attempt) -> Occurrence | None:
-        """The occurrence after this one; None if its schedule is unknown here (a `refresh` will restore the chain)."""
+        """The next occurrence of the attempt's schedule; None if it is unknown here (`refresh` restores the chain)."""
         name, occurrence = attempt.claimed.schedule, attempt.claimed.occurrence
         rule = self._rules.get(name) if name is not None else None
         if name is None or rule is None or occurrence is None:
@@ -77,7 +77,7 @@ class Recurring:
         return Occurrence(name, at, rule.revision)
 
     async def missed(self, attempt: Attempt) -> str | None:
-        """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
+        """Why the occurrence of an attempt must be skipped; None: run it. Raises PgworkdError."""
         claimed = attempt.claimed
         if claimed.schedule is None or claimed.attempt > 1:
             return None  # what has been claimed before is not skipped
@@ -120,7 +120,7 @@ class Recurring:
         return True
 
     def _report(self, found: Sequence[Undeclared]) -> list[str]:
-        """Reports once which of ours another worker keeps under its own rule; the schedules that no worker declares."""
+        """Reports once which schedules of ours have another worker's rule, and which ones no worker declares."""
         differing = {each.name: each for each in found if each.worker is not None}
         for name, each in differing.items():
             if self._differing.get(name) != each and (theirs := each.rule) is not None:
@@ -154,7 +154,7 @@ def rules_of(app: Registry) -> dict[str, dict[str, Any]]:
 
 
 def _rule_of(handler: Handler, rule: Recurrence) -> dict[str, Any]:
-    """By the columns of `schedules`. InvalidPayload for a payload that is no JSON object."""
+    """The rule of a handler, by the columns of `schedules`. InvalidPayload for a payload that is no JSON object."""
     return {
         "queue": handler.queue,
         "kind": handler.kind,

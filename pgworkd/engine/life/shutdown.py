@@ -18,7 +18,7 @@ from pgworkd.engine.shared import Shared
 FLUSH_GRACE_S = 10.0
 """How long a stop waits for the database to take the last outcomes."""
 CUT_S = 0.5
-"""How long it waits for handlers whose clean-up was cancelled."""
+"""How long a stop waits for handlers whose clean-up was cancelled."""
 
 
 class Shutdown:
@@ -43,7 +43,7 @@ class Shutdown:
         self._end_process = end_process
 
     async def run(self) -> int:
-        """The exit code: 0 when nothing was left behind, else 1."""
+        """Stops the daemon; the exit code: 0 when nothing was left behind, else 1."""
         if (heartbeat := self._member.worker.heartbeat) is not None:
             heartbeat.state = "stopping"
         running, shutdown_s = self._queues.running, self._options.shutdown_s
@@ -72,6 +72,6 @@ class Shutdown:
         return 1 if reason or self.unasked else 0
 
     async def _wait_for_handlers(self, *, hurry: bool) -> None:
-        """Until no handler runs and no claim is under way, or, if `hurry`, until an immediate stop is requested."""
+        """Waits until no handler runs and no claim is under way, or, if `hurry`, until a stop at once is asked."""
         while not self._queues.quiet and not (hurry and self.now.is_set()):
             await anyio.sleep(0.02)

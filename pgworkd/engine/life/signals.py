@@ -25,7 +25,7 @@ ROLL_UP_S = 600.0
 FIRST_S = {"sample": 2.0, "deaths": 2.0, "minutes": MINUTES_S, "roll_up": 30.0}
 """How long after the start each task runs first, in seconds: when a fleet restarts, jobs come first."""
 IDLE_SAMPLE_S = 60.0
-"""Between samples while this daemon claims and settles nothing: the fleet takes one every 5 s else."""
+"""Time between samples while this daemon claims and settles nothing: the fleet takes one every 5 s else."""
 TICK_S = 0.25
 LAST_S = 2.0
 """How long a stop waits for the last statistics to be written."""
@@ -45,7 +45,7 @@ class Signals:
         clock_ahead_s: Callable[[], float],
         statistics: bool,
     ) -> None:
-        """`clock_ahead_s`: of the database's clock, before the host's."""
+        """`clock_ahead_s`: by how many seconds the database's clock is ahead of the host's."""
         self._store = store
         self._tallies = tallies
         self._worker_name = worker_name
@@ -131,7 +131,7 @@ def _totals(key: tuple[str, str], tally: Tally) -> Minutes:
 
 
 def _less(total: Minutes, before: Minutes | None) -> Minutes:
-    """What was added since."""
+    """The counts of a period: the totals at its end, less those at its beginning."""
     if before is None:
         return total
     waits = [a - b for a, b in zip(total.waits, before.waits, strict=True)]

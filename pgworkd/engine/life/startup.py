@@ -33,7 +33,7 @@ class Startup:
     def __init__(self, verify: Callable[[], Awaitable[None]], events_: Events, what: str = "the database") -> None:
         """`verify` raises PgworkdError unless the database can be used. `what`: the database, in a few words."""
         self._what = self.waits_for = what
-        """What the start waits for, in a few words."""
+        """A few words for what the start waits for."""
         self._verify = verify
         self._events = events_
         self._outage = Outage("start", events_, remind_s=REMIND_S)

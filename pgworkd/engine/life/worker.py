@@ -32,11 +32,11 @@ class ServedQueues(Protocol):
 
     @property
     def overrides(self) -> QueueOverrides:
-        """The settings in force in each."""
+        """The settings in force in each queue."""
 
     @property
     def names(self) -> Collection[str]:
-        """Their names. May be called from any thread."""
+        """The names of the queues. May be called from any thread."""
 
     @property
     def running(self) -> int:
@@ -66,7 +66,7 @@ class WorkerProfile:
 
 
 class WorkerLife:
-    """Registration and lease. Written in the daemon's loop only; the heartbeat thread calls `still_running`."""
+    """The registration and the lease. Written in the daemon's loop only; the heartbeat thread calls `still_running`."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class WorkerLife:
     # Called by the heartbeat.
 
     def lease_renewed(self) -> None:
-        """Lifts a fence."""
+        """Lifts a fence: the lease was renewed."""
         if self._fenced and not self._lost.is_set():
             self._unfence()
 
@@ -226,7 +226,7 @@ class WorkerLife:
         self._queues.overrides.follow(instructions)
 
     def _check_schema(self, found: int) -> None:
-        """Under a newer schema nothing is claimed; what runs is settled: migrations keep what that needs."""
+        """Claims nothing under a newer schema; what runs is settled: migrations keep what that needs."""
         was, self.outdated = self.outdated, found > VERSION
         if self.outdated and not was:
             self._events.emit(events.SCHEMA_NEWER, found=found, ours=VERSION, remedy="upgrade pgworkd and restart it")
@@ -235,7 +235,7 @@ class WorkerLife:
             self._queues.claim_soon()
 
     def renewal_failed(self, error: Exception) -> None:
-        """A heartbeat failed; the thread keeps trying."""
+        """Notes that a heartbeat failed; the thread keeps trying."""
         self._outage.failed(error)
 
     def lease_fenced(self, since_s: float) -> None:
@@ -247,7 +247,7 @@ class WorkerLife:
             self._queues.release_unstarted(Reason.FENCE)
 
     def worker_lost(self) -> None:
-        """We were presumed dead, and our jobs rescued: cancels everything, then registers anew."""
+        """Cancels everything, then registers anew: we were presumed dead, and our jobs rescued."""
         if not self._lost.is_set() and not self._stopped:
             self._events.emit(events.LEASE_LOST, worker_id=self.worker_id)
             self.lease_fenced(0.0)

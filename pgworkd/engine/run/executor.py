@@ -71,7 +71,7 @@ class Executor:
         return self.concurrency - self.busy - len(self._waiting)
 
     def start(self, tasks: TaskGroup) -> None:
-        """Lets it start runner tasks, in `tasks`."""
+        """Lets the executor start runner tasks, in `tasks`."""
         self._tasks = tasks
 
     def submit(self, attempts: Iterable[Attempt]) -> None:
@@ -103,7 +103,7 @@ class Executor:
                 self._tasks.start_soon(self._keep_running, name=self._name)
 
     async def _keep_running(self) -> None:
-        """One runner task: runs jobs while there are any, sleeps when there are none, ends when there are too many.
+        """Runs jobs while there are any, sleeps when there are none, ends when there are too many runner tasks.
 
         It also ends when a job did not leave it clean: another, if there is work, takes its place.
         """
@@ -131,7 +131,7 @@ class Executor:
                 await wakeup
 
     def _hooks(self) -> tuple[Callable[[Attempt], None] | None, Callable[[Attempt, Outcome], None]]:
-        """What to call when an attempt begins (None: nothing) and when it has ended, looked up once per slice."""
+        """The functions to call when an attempt begins (None: nothing) and has ended, looked up once per slice."""
         if self._events.tracer is not None:
             return self._begin_traced, self._put_traced
         return (self._report_start if self._events.has_listener(events.JOB_STARTED) else None), self._settler.put

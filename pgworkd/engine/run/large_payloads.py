@@ -26,7 +26,7 @@ READ_BYTES = 1024 * 1024
 
 
 class Reads(Protocol):
-    """The part of the store that is used here."""
+    """The calls of the store for large payloads."""
 
     async def payloads(
         self,
@@ -36,23 +36,23 @@ class Reads(Protocol):
         worker_id: int | None = None,
         begin: int | None = None,
     ) -> list[tuple[UUID, str | None, str | None, bool]]:
-        """(id, payload, meta, expired) in this order, up to `bytes_max`; the first `begin` are about to begin.
+        """Reads (id, payload, meta, expired) in this order, up to `bytes_max`; the first `begin` are about to begin.
 
         A payload of None: the attempt is not ours, or its job has expired.
         """
 
 
 class Payloads:
-    """Reads those of one pool: one read at a time, for all slots that wait, and for the next jobs if they fit."""
+    """Large payloads of one pool: one read at a time, for all slots that wait, and for the next jobs if they fit."""
 
     def __init__(self, store: Reads, queue: str, events_: Events) -> None:
         self._store = store
         self._outage = Outage(f"payloads {queue}", events_)
         self._wanted: dict[UUID, Attempt] = {}
-        """Those that slots wait for, by id, in order."""
+        """The attempts whose payload slots wait for, by id, in order."""
         self._reading = False
         self._singly = False
-        """The database failed to return one of several payloads: reading each alone finds out which."""
+        """True once the database failed to return one of several payloads: reading each alone finds out which."""
         self._changed = anyio.Event()
 
     async def read(self, attempt: Attempt, following: Iterable[Attempt]) -> None:

@@ -20,7 +20,7 @@ _fds: list[int] = []
 
 
 def hold() -> None:
-    """At the start of a daemon or a handler process: takes over the inherited descriptor, if there is one."""
+    """Takes over the inherited descriptor, at the start of a daemon or a handler process, if there is one."""
     given = os.environ.pop(VARIABLE, "")
     with contextlib.suppress(ValueError, OSError):
         os.set_inheritable(int(given), False)
@@ -36,7 +36,7 @@ def passed_on() -> Iterator[dict[str, Any]]:
 
 
 async def gone(end: int) -> None:
-    """In the supervisor: waits for EOF."""
+    """Waits for EOF, in the supervisor."""
     import anyio  # slow, and handler processes have no need of it
 
     while True:

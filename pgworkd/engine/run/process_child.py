@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Request(NamedTuple):
-    """One call. `payload` is pickled separately: unpickling it may need the handler's module."""
+    """A call of a handler. `payload` is pickled separately: unpickling it may need the handler's module."""
 
     module: str
     qualname: str
@@ -79,7 +79,7 @@ class _CurrentCall:
         self.trace: Carrier | None = None
 
     def facts(self) -> dict[str, object]:
-        """The same facts as those of an attempt."""
+        """The facts of the call's attempt, for log lines."""
         facts = {"job_id": str(self.fields["id"])} | {name: self.fields[name] for name in ("queue", "kind", "attempt")}
         return facts if self.trace is None else {**facts, **ids_of(self.trace)}
 
@@ -103,7 +103,7 @@ class _Pipe:
         self._noted_at_s = -math.inf
 
     def begin(self) -> None:
-        """A request has been received."""
+        """Notes that a request has been received."""
         with self._lock:
             self._asked = True
 

@@ -87,11 +87,11 @@ class Runner:
         self._threads = anyio.CapacityLimiter(math.inf)
 
     def knows(self, attempt: Attempt) -> bool:
-        """True if there is a handler for its kind."""
+        """True if there is a handler for the attempt's kind."""
         return self._handlers.get(attempt.claimed.kind) is not None
 
     async def run(self, attempt: Attempt, task: RunnerTask) -> Outcome:
-        """The outcome of this attempt, run in `task`. Raises only when the daemon itself is being torn down."""
+        """Runs an attempt in `task`; its outcome. Raises only when the daemon itself is being torn down."""
         claimed = attempt.claimed
         if claimed.schedule is not None and (ended := await self._missed(attempt)) is not None:
             return ended
@@ -202,7 +202,7 @@ class Runner:
         )
 
     async def _run_with_more(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
-        """Runs it traced, outside the loop, or both."""
+        """Runs an attempt traced, outside the loop, or both."""
         with attempt.trace or contextlib.nullcontext():  # left before the runner asks whether the task is clean
             if handler.mode == "loop":
                 return _completed(await handler.function(**arguments), attempt.job)
@@ -241,7 +241,7 @@ class Runner:
         return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
 
     async def _awaited(self, result: Awaitable[Any], attempt: Attempt) -> Any:
-        """What a decorated `async def` returns, whose decorator did not tell that there is one below it."""
+        """Awaits the result of a decorated `async def` whose decorator did not tell that there is one below it."""
         attempt.in_thread = False  # from here on it can be cancelled
         if attempt.job is not None:
             attempt.job.opener = functools.partial(self._transaction, attempt, asyncio.get_running_loop())

@@ -24,9 +24,9 @@ FIRST_S, DELAY_S = 2.0, 30.0
 RECHECK_S = 10.0
 """How often to check that a worker with a handler still exists."""
 ASK_S = 1.0
-"""How often at most, as jobs of the kind are claimed, to check whether there is one by now."""
+"""How often at most, as jobs of a kind are claimed, to check whether there is a handler by now."""
 DOSE = 1_000
-"""Of a kind without any handler, at least this many jobs are released with their error per `RECHECK_S` before claims
+"""At least this many jobs of a kind without any handler are released with their error per `RECHECK_S` before claims
 pass over the rest."""
 KINDS_MAX = 1_000
 """Kinds remembered per queue; beyond that, those checked longest ago are forgotten, and released one by one."""
@@ -38,7 +38,7 @@ class _Kind:
     asked_at: float
     since: float
     met: int = 0
-    """Jobs claimed since then."""
+    """Jobs claimed since the last check."""
 
 
 class UnknownKinds:

@@ -27,13 +27,13 @@ class Delayed(Generic[Ended]):
         self._heap: list[tuple[float, int, Ended]] = []
         self._number = itertools.count()
         self.bytes = 0
-        """About how many bytes they have."""
+        """About how many bytes the delayed outcomes have."""
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def put(self, item: Ended, cap_s: float) -> float:
-        """Adds one; returns the seconds until its retry, at most about `cap_s`."""
+        """Adds an outcome; returns the seconds until its retry, at most about `cap_s`."""
         delay_s = min(cap_s, FIRST_S * 2.0 ** min(item.delays, 20))
         delay_s *= random.uniform(0.5, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret
         item.delays += 1
@@ -49,11 +49,11 @@ class Delayed(Generic[Ended]):
         return self._heap[0][0] - anyio.current_time()
 
     def due(self) -> Ended | None:
-        """The first, if its retry is due."""
+        """The first outcome, if its retry is due."""
         return self._heap[0][2] if self._heap and self.wait_s <= 0 else None
 
     def pop(self) -> Ended:
-        """Removes and returns the first."""
+        """Removes and returns the first outcome."""
         item = heapq.heappop(self._heap)[2]
         self.bytes -= item.size
         return item
@@ -61,7 +61,7 @@ class Delayed(Generic[Ended]):
 
 _UNSTORABLE = "unstorable"
 _KEPT = "27000"
-"""A trigger keeps the row: the same would become of another run."""
+"""The SQLSTATE for a row that a trigger keeps: the same would become of another run."""
 
 
 def is_last_resort(outcome: Outcome) -> bool:
@@ -70,7 +70,7 @@ def is_last_resort(outcome: Outcome) -> bool:
 
 
 def fallback(outcome: Outcome, code: str) -> Outcome:
-    """What to store in place of an outcome that the database rejects: a failure with a plain text, then a dead job."""
+    """A simpler outcome in place of one that the database rejects: a failure with a plain text, then a dead job."""
     failed = outcome.ending is Ending.FAILED
     ours = failed and (outcome.error or {}).get("type") == _UNSTORABLE
     kept = " (a trigger keeps the row)" if code == _KEPT else ""

@@ -21,7 +21,7 @@ BURST_ITERATIONS_MAX = 8
 
 @dataclass(slots=True)
 class Flush:
-    """How one flush fares: after more than `failures_max` failures in a row the rest of it is delayed."""
+    """The course of one flush: after more than `failures_max` failures in a row the rest of it is delayed."""
 
     failures_max: float
     failures: int = 0  # in a row, since part of it was settled
@@ -29,7 +29,7 @@ class Flush:
 
 
 class _Lane(Generic[Ended]):
-    """Flushes in the order in which the outcomes came."""
+    """A lane of flushes, in the order in which the outcomes came."""
 
     def __init__(self) -> None:
         self._last: list[Ended] = []
@@ -66,7 +66,7 @@ class _Lane(Generic[Ended]):
 
 
 class Flushes(_Lane[Ended]):
-    """Each flush is bounded in jobs and bytes, but has at least one job. This is on the hot path of every job.
+    """Outcomes in flushes, bounded in jobs and bytes, of at least one job. This is on the hot path of every job.
 
     Up to one flush's bytes wait together, whatever their queue. Beyond that each queue has a lane of its own, and the
     lanes are served round robin: a queue with large results, or very many, does not hold up the others.
@@ -75,15 +75,15 @@ class Flushes(_Lane[Ended]):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        """Bytes of all that waits."""
+        """Bytes of all outcomes that wait."""
         self.count = 0
-        """Jobs that wait."""
+        """Outcomes that wait."""
         self._of_queue: dict[str, _Lane[Ended]] = {}
         self._rotation: deque[_Lane[Ended]] = deque()  # the lanes that are not empty; the first is next
         self._small_next = True
 
     def put(self, item: Ended) -> None:
-        """Adds one to the last flush, or to a new one."""
+        """Adds an outcome to the last flush, or to a new one."""
         size = item.size
         self.bytes += size
         self.count += 1

@@ -9,16 +9,16 @@ from pgworkd.core.job import Outcome
 
 
 class Item(Settling, Protocol):
-    """A daemon's `Attempt`, or what a gateway was sent."""
+    """An ended attempt: a daemon's `Attempt`, or what a gateway was sent."""
 
     worker_id: int | None
     queue: str
     size: int
-    """About how many bytes its settle sends or copies; most of them have been kept in memory since it ran."""
+    """About how many bytes the settle sends or copies; most of them have been kept in memory since the attempt ran."""
     delays: int
-    """How often its settle was delayed: the row was locked, or the database rejected it."""
+    """How often the settle was delayed: the row was locked, or the database rejected it."""
     outcome_unknown: bool
-    """It may have been settled before: the answer to a COMMIT, or to its settle, was lost."""
+    """The attempt may have been settled before: the answer to a COMMIT, or to its settle, was lost."""
 
 
 def size_of(outcome: Outcome) -> int:

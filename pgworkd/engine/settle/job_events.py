@@ -65,7 +65,7 @@ class JobEvents:
         self._slow_min_s = slow_min_s
         self._slow_factor = slow_factor
         self._usual: dict[str, tuple[int, float]] = {}
-        """By kind: completed runs and their average duration in seconds."""
+        """Completed runs of each kind, and their average duration in seconds."""
 
     def completed(self, batch: Sequence[Attempt]) -> None:
         """Reports completed attempts."""
@@ -117,7 +117,7 @@ class JobEvents:
         )
 
     async def run(self) -> None:
-        """Until cancelled. Runs are watched in a task of their own: a slow database delays only progress."""
+        """Watches runs and writes progress until cancelled, apart: a slow database delays only progress."""
         async with anyio.create_task_group() as tasks:
             self._hooks.tasks = tasks
             tasks.start_soon(self._watch)
@@ -142,7 +142,7 @@ class JobEvents:
             await anyio.sleep(CHECK_S)
 
     async def _write(self, reporting: list[Attempt]) -> None:
-        """Writes the latest progress of each, unless it is refused; what cannot be written now is kept."""
+        """Writes the latest progress of each attempt, unless it is refused; what cannot be written now is kept."""
         latest = [attempt.progress or (0.0, "") for attempt in reporting]
         rows = [(a.claimed.id, a.claimed.attempt, *progress) for a, progress in zip(reporting, latest, strict=True)]
         try:
@@ -162,7 +162,7 @@ class JobEvents:
                 attempt.progress = None
 
     def _time_out_thread(self, attempt: Attempt, now: float) -> None:
-        """A thread cannot be stopped: past its time-out it is asked to end, and reported; its slot stays in use."""
+        """Asks a thread to end past its time-out, and reports it: it cannot be stopped; its slot stays in use."""
         handler = self._app.handlers.get(attempt.claimed.kind)
         if handler is None or handler.mode != "thread" or attempt.reason is not None or attempt.started is None:
             return
@@ -173,7 +173,7 @@ class JobEvents:
             self._events.emit(events.JOB_OVERDUE, **attempt.facts(), reason=Reason.TIMEOUT.value, timeout_s=timeout_s)
 
     def _report_overrun(self, attempt: Attempt) -> None:
-        """Nothing ends a handler that catches its cancellation and goes on; its slot stays in use."""
+        """Reports a handler that catches its cancellation and goes on: nothing ends it; its slot stays in use."""
         scope, reason = attempt.scope, attempt.reason
         if scope is None or reason is None or attempt.in_thread or attempt.reported_overdue or not scope.overrun:
             return
@@ -198,7 +198,7 @@ class _DeadHooks:
 
     def __init__(self, app: Registry, events_: Events) -> None:
         self.tasks: TaskGroup | None = None
-        """In which the calls run; no hook is called before it is set."""
+        """The group in which the calls run; no hook is called before it is set."""
         self._hooks = app.dead_hooks
         self._events = events_
         self._under_way = 0

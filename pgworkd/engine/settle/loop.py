@@ -45,42 +45,42 @@ class Planner(Protocol):
         """The occurrence to insert when this attempt is settled."""
 
     async def missed(self, attempt: Attempt) -> str | None:
-        """Why this occurrence must be skipped; None: run it. Raises PgworkdError."""
+        """Why the occurrence of this attempt must be skipped; None: run it. Raises PgworkdError."""
 
 
 class SettlePolicy(Protocol[Ended_]):
-    """Who waits for what is settled, and what becomes of what cannot be."""
+    """A policy of settling: who waits for outcomes, and what becomes of those that cannot be stored."""
 
     by_worker: bool
-    """A call has attempts of one worker's registration only."""
+    """True if a call has attempts of one worker's registration only."""
     failures_spare: float
     """Failures in a row, beyond those it takes to isolate one job, after which the rest of a flush is postponed."""
     keeps: bool
-    """It keeps outcomes until the database answers; else they are postponed at once."""
+    """True if outcomes are kept until the database answers; else they are postponed at once."""
 
     def attempts(self, items: Sequence[Ended_]) -> Sequence[Attempt | None]:
-        """What was claimed as each; None: it is not known."""
+        """The claimed attempts of these items; None: not known."""
 
     async def prepare(self, items: Sequence[Ended_]) -> None:
-        """Called before these are settled. Raises PgworkdError."""
+        """Prepares items that are about to be settled. Raises PgworkdError."""
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:
-        """The database does not answer: returns when it may be asked again."""
+        """Waits, as the database does not answer: returns when it may be asked again."""
 
     def answered(self) -> None:
-        """The database has answered."""
+        """Notes that the database has answered."""
 
     def settled(self, items: Sequence[Ended_], statuses: Statuses, before: Statuses) -> None:
-        """These have ended: with a new status, or with one that they had got `before`, or, in neither, elsewhere."""
+        """Takes items that have ended: with a new status, with one they had `before`, or, in neither, elsewhere."""
 
     def postpone(self, items: Sequence[Ended_], error: PgworkdError | None) -> None:
-        """These cannot be settled now. `error` None: each of them is locked."""
+        """Takes items that cannot be settled now. `error` None: each of them is locked."""
 
     def instead(self, item: Ended_, error: DatabaseError) -> Outcome | None:
-        """What to store for an outcome that the database rejects; None: nothing, it has been seen to."""
+        """Another outcome for one that the database rejects; None: nothing, it has been seen to."""
 
     def flushed(self) -> None:
-        """A flush is done."""
+        """Notes that a flush is done."""
 
 
 class SettleLoop(Generic[Ended]):
@@ -92,9 +92,9 @@ class SettleLoop(Generic[Ended]):
         """`settle_s` gets the duration of each call."""
         self._source, self._planner, self._settle_s, self._policy = source, planner, settle_s, policy
         self.waiting = Flushes[Ended]()
-        """For a flush."""
+        """Items that wait for a flush."""
         self.delayed = Delayed[Ended]()
-        """For their retry."""
+        """Items that wait for their retry."""
         self._flush_max = FLUSH_MAX
         self._skip_until = 0.0
         self._arrived = anyio.Event()
@@ -105,25 +105,25 @@ class SettleLoop(Generic[Ended]):
         self.wake()
 
     def wake(self) -> None:
-        """There is an attempt in `waiting`."""
+        """Notes that there is an attempt in `waiting`."""
         self._arrived.set()
 
     def delay(self, item: Ended, cap_s: float) -> float:
-        """Settles it later; in how many seconds, which double up to `cap_s`."""
+        """Settles an item later; in how many seconds, which double up to `cap_s`."""
         return self.delayed.put(item, cap_s)
 
     @property
     def count(self) -> int:
-        """How many wait, for a flush or for their retry."""
+        """How many items wait, for a flush or for their retry."""
         return self.waiting.count + len(self.delayed)
 
     @property
     def bytes(self) -> int:
-        """About how many bytes those have."""
+        """About how many bytes all items have that wait."""
         return self.waiting.bytes + self.delayed.bytes
 
     def abandoned(self) -> list[Ended]:
-        """All that waits; to be called when `run` has ended."""
+        """All items that wait; to be called when `run` has ended."""
         items = list[Ended]()
         while self.waiting.count:
             items += self.waiting.take(FLUSH_MAX)
@@ -181,7 +181,7 @@ class SettleLoop(Generic[Ended]):
                 await self._settle(ending, items, Flush(len(items).bit_length() + self._policy.failures_spare))
 
     def _first_of_each(self, batch: Sequence[Ended]) -> list[Ended]:
-        """One for each job: a second one is judged after the first."""
+        """The first item of each job: a second one is judged after it."""
         first: dict[UUID, Ended] = {}
         for item in batch:
             if first.setdefault(item.job_id, item) is not item:
@@ -261,7 +261,7 @@ class SettleLoop(Generic[Ended]):
                 return statuses, locked, before
 
     async def _locked(self, missing: Sequence[Ended]) -> set[UUID]:
-        """The skipped ones: missing in the answer, and still running as these attempts."""
+        """The jobs that were skipped: missing in the answer, and still running as these attempts."""
         locked = await self._source.running([item.fence for item in missing])
         if locked:
             self._skip_until = anyio.current_time() + SKIP_S
@@ -274,7 +274,7 @@ class SettleLoop(Generic[Ended]):
             await self._settle(instead.ending, [item], flush)
 
     def following(self, items: Sequence[Ended]) -> list[Occurrence]:
-        """The next occurrences of those that have a schedule."""
+        """The next occurrences of the attempts that have a schedule."""
         found = self._policy.attempts(items)
         attempts = [attempt for attempt in found if attempt is not None and attempt.claimed.schedule is not None]
         return [occurrence for attempt in attempts if (occurrence := self._planner.following(attempt)) is not None]

@@ -52,7 +52,7 @@ class Settler:
         self._on_completed, self._on_settled, self._on_capacity = on_completed, on_settled, on_capacity
         self._loop = SettleLoop(source, planner, shared.tallies.settle_s, self)
         self.full = False
-        """True: call no handler and claim no job."""
+        """True while no handler may be called and no job claimed."""
         self._empty = anyio.Event()
         self._empty.set()
         self._outage = Outage("settler", shared.events)
@@ -79,7 +79,7 @@ class Settler:
 
     @property
     def capacity(self) -> int:
-        """How many more outcomes it takes; beyond that, claiming would only add to the backlog."""
+        """How many more outcomes the settler takes; beyond that, claiming would only add to the backlog."""
         return 0 if self.full else CAPACITY - self._loop.count
 
     async def run(self) -> None:
@@ -93,11 +93,11 @@ class Settler:
     # Called by the loop.
 
     def attempts(self, items: Sequence[Attempt]) -> Sequence[Attempt]:
-        """Each is one."""
+        """Returns the items, each of which is an attempt."""
         return items
 
     async def prepare(self, items: Sequence[Attempt]) -> None:
-        """Nothing: each was claimed here."""
+        """Does nothing: each attempt was claimed here."""
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:
         """Waits for the database."""
@@ -118,7 +118,7 @@ class Settler:
             self._on_capacity()
 
     def settled(self, items: Sequence[Attempt], statuses: Statuses, before: Statuses) -> None:
-        """Reports them; hooks of dead jobs depend on the status even where only a lost answer told it."""
+        """Reports attempts; hooks of dead jobs depend on the status even where only a lost answer told it."""
         self._in_flight.remove(items)
         if len(statuses) == len(items) and items[0].outcome.ending in _COMPLETED:
             self._on_completed(items)
@@ -134,7 +134,7 @@ class Settler:
             self._on_settled(attempt, attempt.outcome, status)
 
     def postpone(self, items: Sequence[Attempt], error: PgworkdError | None) -> None:
-        """Retries these later; they stay in flight."""
+        """Retries attempts later; they stay in flight."""
         reported = len(self._loop.delayed) > 0
         locked = error is None or (isinstance(error, DatabaseBusy) and error.locked)
         delay_s = min([self._loop.delay(item, LOCKED_CAP_S if locked else CAP_S) for item in items])
@@ -143,7 +143,7 @@ class Settler:
             self._events.emit(events.OUTCOMES_DELAYED, count=len(items), error=text, retry_in_s=round(delay_s, 3))
 
     def instead(self, item: Attempt, error: DatabaseError) -> Outcome | None:
-        """A failure with a plain text, then a dead job.
+        """A failure with a plain text in place of a rejected outcome, then a dead job.
 
         If even that is rejected, the table has been altered: the attempt stays in flight, so that it runs only once.
         """

@@ -29,7 +29,7 @@ OVERLAP_S = 10.0
 HEAD_COST_SHARE = 0.01
 """Maximum share of the time for polls from the head."""
 HEAD_PAUSE_S_MAX = 60.0
-"""Maximum pause between two of those."""
+"""Maximum pause between two polls from the head."""
 
 
 class Poller:

@@ -51,12 +51,12 @@ class Application:
         await self._app(scope, receive, send)
 
     async def _routed(self, scope: Any, receive: Any, send: Any) -> None:
-        """Straight to the routes: what FastAPI puts around them costs more than they, and does nothing for ours."""
+        """Passes a request to the routes: FastAPI's layers around them cost more than they, and do nothing for ours."""
         scope["app"], scope["pgworkd.gateway"] = self.api, self.gateway
         await self.api.router(scope, receive, send)
 
     def running(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Works while the block lasts: to be entered in the lifespan of the application that mounts this one."""
+        """Runs the gateway within the block, for the lifespan of the application that mounts this one."""
         return self.gateway.running()
 
 

@@ -20,7 +20,7 @@ from pgworkd.gateway.api.request.caller import HAS_ARRIVED, IS_CLOSING
 from pgworkd.process import forks
 
 HEAD_S = 15.0
-"""Within this time the head of a request must have arrived, in seconds, from its connection or the answer before it."""
+"""Time limit for the arrival of a request's head, in seconds, from its connection or the answer before it."""
 IDLE_S = 75.0
 """A connection without a request is closed after this many seconds: later than proxies in front do."""
 BACKLOG = 1024
@@ -40,7 +40,7 @@ class _Joined:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """asyncio's: of two pieces the first one waits for the second, or for the end of this turn."""
+        """Writes for asyncio: of two pieces the first one waits for the second, or for the end of this turn."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
@@ -49,7 +49,7 @@ class _Joined:
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
-        """asyncio's: closes when all has been sent."""
+        """Closes for asyncio when all has been sent."""
         self._flush()
         self._transport.close()
 
@@ -60,7 +60,7 @@ class _Joined:
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """The protocol of one connection, with bounds on the time and size of a head."""
 
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
@@ -70,13 +70,13 @@ class Protocol(HttpToolsProtocol):
         return cast("dict[str, Any]", self.scope)
 
     def connection_made(self, transport: Any) -> None:
-        """asyncio's hook: the first request is due."""
+        """Begins to wait for the first request; asyncio's hook."""
         forks.keep_private(transport.get_extra_info("socket"))
         super().connection_made(cast("asyncio.Transport", _Joined(transport, self.loop)))
         self._expect(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's hook: counts what arrives until the head is complete."""
+        """Counts what arrives until the head is complete; asyncio's hook."""
         if self.cycle is None or self.cycle.response_complete:
             self._head_bytes += len(data)
             if self._head_bytes > 2 * HEADER_BYTES_MAX + 65_536:  # the body may begin in the same piece
@@ -87,19 +87,19 @@ class Protocol(HttpToolsProtocol):
             self._expect(HEAD_S)
 
     def on_headers_complete(self) -> None:
-        """httptools' hook: the head is complete."""
+        """Notes that the head is complete; httptools' hook."""
         self._head_bytes = 0
         self._expect(None)
         self._notes[IS_CLOSING] = self.transport.is_closing
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """httptools' hook: the body is complete."""
+        """Notes that the body is complete; httptools' hook."""
         self._notes[HAS_ARRIVED] = True
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's hook: it is over."""
+        """Ends the wait for a request; asyncio's hook."""
         self._expect(None)
         super().connection_lost(exc)
 
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's hook."""
+        """Captures no signals; uvicorn's hook."""
         yield
 
     def request_stop(self, *, now: bool = False) -> None:

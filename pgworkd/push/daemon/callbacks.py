@@ -18,14 +18,14 @@ from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.message import CallbackOffer
 
 PATH = "/v1/assignments/"
-"""Below the address of a gateway."""
+"""The path of callbacks, below the address of a gateway."""
 
 
 class Callbacks:
-    """Passes attempts on."""
+    """Passes attempts on to the standing worker, so that callbacks may end them."""
 
     def __init__(self, store: EndpointStore, events_: Events, address: str) -> None:
-        """`address`: of the gateways, as receivers reach them; "": there is none."""
+        """`address`: the gateways' address, as receivers reach them; "": there is none."""
         self.address = address.rstrip("/")
         self._store = store
         self._outage = Outage("callbacks", events_)

@@ -1,4 +1,4 @@
-"""The daemon: which queues it serves follows the database, while it runs."""
+"""The daemon of `pgworkd push`: the queues that it serves follow the database, while it runs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pgworkd.push.sender import Sender
 
 
 class PushApp(Registry):
-    """No handlers: the queues are those that have an endpoint, as far as this daemon is to serve them."""
+    """An app without handlers: its queues are those with an endpoint, as far as the daemon is to serve them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: Collection[str] = ()
 
     def queues(self) -> dict[str, int]:
-        """Those queues, with their concurrency unless settings or the row of the queue say otherwise."""
+        """The queues with an endpoint, with their concurrency unless settings or the row of the queue say otherwise."""
         return dict.fromkeys(self.sent, CONCURRENCY_DEFAULT)
 
     def slots(self, queues: Mapping[str, int | None] | None) -> dict[str, int]:
-        """The concurrency of those of these queues that have an endpoint; of all if none is named."""
+        """The concurrency of those among these queues that have an endpoint; of all if none is named."""
         known = self.queues()
         return {queue: slots or known[queue] for queue, slots in (queues or known).items() if queue in known}
 
@@ -76,7 +76,7 @@ class PushDaemon(Daemon):
         super().serve(self._wanted)
 
     async def run(self) -> int:
-        """As `Daemon`."""
+        """Works until asked to stop, and closes the connections to endpoints; the exit code, as of `Daemon.run`."""
         try:
             return await super().run()
         finally:

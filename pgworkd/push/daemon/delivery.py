@@ -21,11 +21,11 @@ from pgworkd.push.daemon.routes import Target
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered
 
 FROZEN_S = 2.0
-"""A request that ends this much later than it may: this daemon was stopped meanwhile, or had no CPU."""
+"""A request that ends this much later than it may was held up here: this daemon was frozen, or had no CPU."""
 
 
 class NotDone(Exception):  # noqa: N818 - how it ended
-    """The attempt did not complete: `verdict` says what becomes of it."""
+    """The error of an attempt that did not complete: `verdict` says what becomes of it."""
 
     def __init__(self, ended: Verdict) -> None:
         super().__init__(ended.message)
@@ -42,7 +42,7 @@ class Delivery:
         target_of: Callable[[str], Target | None],
         callbacks: Callbacks,
     ) -> None:
-        """`target_of`: that of a queue; None: it has none here."""
+        """`target_of`: the target of a queue; None: it has none here."""
         self._store, self._events, self._target_of, self._callbacks = store, events_, target_of, callbacks
 
     async def __call__(self, attempt: Attempt) -> JsonText | None:
@@ -89,7 +89,7 @@ class Delivery:
             target.succeeded()
 
     async def _unanswered(self, target: Target, why: str, latest: float) -> None:
-        """Counts a failure, unless it was ours: it is past `latest`, by time.monotonic()."""
+        """Counts a failure without an answer, unless it was ours: it is past `latest`, by time.monotonic()."""
         if time.monotonic() <= latest:
             await self._failed(target, why)
 
@@ -113,7 +113,7 @@ class Delivery:
 
 
 def message_of(attempt: Attempt, deadline_s: float) -> message.PushedAttempt:
-    """What is sent of an attempt."""
+    """The message that is sent for an attempt."""
     job = attempt.claimed
     return message.PushedAttempt(
         id=job.id,
@@ -133,7 +133,7 @@ def message_of(attempt: Attempt, deadline_s: float) -> message.PushedAttempt:
 
 
 def _trace_of(attempt: Attempt) -> object:
-    """What holds the trace context: the attempt's own where attempts are traced, else the job's `meta`."""
+    """The members with the trace context: the attempt's own where attempts are traced, else the job's `meta`."""
     if attempt.trace is not None:
         return attempt.trace.carrier
     with contextlib.suppress(ValueError, RecursionError):  # numbers of many digits, written by other clients

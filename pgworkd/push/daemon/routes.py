@@ -18,9 +18,9 @@ from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import Sender
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
-"""An endpoint pauses for that long, each time twice as long until a request succeeds."""
+"""The first and the longest pause of an endpoint, which doubles each time until a request succeeds."""
 BURST_S = 1.0
-"""Answers of a burst ask each for a later instant; a pause is not made longer by less than this."""
+"""A pause is not made longer by less than this: answers of a burst ask each for a later instant."""
 FAILURES_MAX = 5
 """This many requests that fail one after the other pause an endpoint."""
 
@@ -38,7 +38,7 @@ class Target:
         self._paused_until = 0.0
 
     async def post(self, headers: Mapping[str, str], content: bytes, limit_s: float) -> EndpointAnswer:
-        """As `Sender.post`."""
+        """Sends a message to the endpoint, see `Sender.post`."""
         self._requests += 1
         try:
             return await self._sender.post(self.endpoint.parts, headers, content, limit_s)
@@ -47,11 +47,11 @@ class Target:
             await self._close_if_retired()
 
     async def sweep(self) -> None:
-        """As `Sender.sweep`."""
+        """Closes connections that have been idle for too long."""
         await self._sender.sweep()
 
     async def retire(self) -> None:
-        """Closes its connections, as soon as no request uses them."""
+        """Closes the connections, as soon as no request uses them."""
         self._retired = True
         await self._close_if_retired()
 
@@ -60,11 +60,11 @@ class Target:
             await self._sender.close()
 
     def succeeded(self) -> None:
-        """It has answered as an endpoint that works."""
+        """Notes that the endpoint has answered as one that works."""
         self._failures = self._pauses = 0
 
     def failed(self, *, asks_for_less: bool, retry_after_s: float | None) -> float | None:
-        """It has not; how long to pause it, in seconds, None: not at all, or no longer than it pauses already."""
+        """Notes a failure; for how many seconds to pause the endpoint; None: not at all, or no longer than it does."""
         now = time.monotonic()
         if now < self._paused_until and (retry_after_s or 0.0) <= self._paused_until - now + BURST_S:
             return None  # it was sent before the pause, as perhaps a hundred others
@@ -80,12 +80,12 @@ class Target:
 
 
 class Routes:
-    """By queue, the target that its jobs are sent to."""
+    """The target of each queue, to which its jobs are sent."""
 
     def __init__(
         self, events_: Events, secrets_dir: Path | None, *, may_call_back: bool, make: Callable[..., Sender] = Sender
     ) -> None:
-        """`may_call_back`: receivers can be told where; `make` makes a `Sender`."""
+        """`may_call_back`: receivers can be told where to; `make` makes a `Sender`."""
         self._may_call_back = may_call_back
         self.targets: dict[str, Target] = {}
         self._events, self._secrets_dir = events_, secrets_dir
@@ -114,7 +114,7 @@ class Routes:
         return was.keys() != served.keys()
 
     def _target(self, row: Mapping[str, object]) -> Target | None:
-        """The one in use if nothing has changed, or another; None, and reported, if it cannot be used."""
+        """The target in use if nothing has changed, or another; None, and reported, if it cannot be used."""
         name = str(row["name"])
         try:
             endpoint = Endpoint.of(row)

@@ -17,7 +17,7 @@ RELEASED_S_MIN = 1.0
 
 
 class PushRunner(Runner):
-    """As `Runner`; how an attempt ends is what `NotDone` says."""
+    """A runner whose attempts end as `NotDone` says."""
 
     def __init__(self, deliver: Delivery, parts: RunnerParts) -> None:
         super().__init__(parts)
@@ -48,7 +48,7 @@ class PushRunner(Runner):
 
 
 class _EveryKind(dict[str, Handler]):
-    """One handler, whatever the kind."""
+    """A table of handlers that has one handler for all kinds."""
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()

@@ -36,12 +36,12 @@ class Callback(Model):
     limit_key: Key | None = None
 
     def job(self) -> NewJob:
-        """As a NewJob."""
+        """The job as a NewJob."""
         return NewJob(self.queue, **{name: getattr(self, name) for name in self.model_fields_set if name != "queue"})
 
 
 class AnyBatch(Model):
-    """What roots and children have in common."""
+    """The members that roots and children have in common."""
 
     name: Name
     kind: Name | None = Field(None, description="Of its jobs, and of its children's by default")
@@ -62,7 +62,7 @@ class ChildIn(AnyBatch):
     final: bool = Field(False, description="Its results are those of the tree")
 
     def options(self) -> dict[str, Any]:
-        """As the arguments of Batch.child."""
+        """The members as the arguments of Batch.child."""
         names = ("kind", "queue", "max_failures", "stream", "stream_kind", "final")
         return {name: getattr(self, name) for name in names if name in self.model_fields_set}
 
@@ -77,7 +77,7 @@ class BatchIn(AnyBatch):
     on_failure: Callback | None = Field(None, description="In place of that, if any job died or was cancelled")
 
     def options(self) -> dict[str, Any]:
-        """As the arguments of batch()."""
+        """The members as the arguments of batch()."""
         names = ("kind", "queue", "max_failures", "dedupe_key", "dedupe_until")
         found: dict[str, Any] = {name: getattr(self, name) for name in names if name in self.model_fields_set}
         callbacks = {"on_complete": self.on_complete, "on_failure": self.on_failure}
@@ -98,7 +98,7 @@ class AddIn(Model):
     meta: Payload | None = None
 
     def options(self) -> dict[str, Any]:
-        """As the arguments of Batch.add."""
+        """The members as the arguments of Batch.add."""
         return {name: getattr(self, name) for name in self.model_fields_set if name != "payloads"}
 
 

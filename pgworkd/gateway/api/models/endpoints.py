@@ -11,7 +11,7 @@ from pgworkd.gateway.api.models.jobs import Answer, Model
 
 
 class EndpointIn(Model):
-    """Where to send, and how. A secret is named, never given; without one `unsigned` must be true."""
+    """An endpoint: where to send, and how. A secret is named, never given; without one `unsigned` must be true."""
 
     url: Annotated[str, Field(min_length=1, max_length=2000, examples=["https://billing.example.com/jobs"])]
     mode: Literal["sync", "callback"] = "sync"
@@ -48,6 +48,6 @@ class EndpointsOut(Answer):
 
 
 class DisableIn(Model):
-    """Why."""
+    """Why the endpoint is disabled."""
 
     reason: Annotated[str, Field(min_length=1, max_length=500)] = "by an operator"

@@ -28,7 +28,7 @@ def _text_only(value: object) -> object:
 
 
 def shown(chars_max: int) -> BeforeValidator:
-    """For text that people read: a lone surrogate in it is not refused, but shown as its escape."""
+    """Text for people: a lone surrogate in it is not refused, but shown as its escape."""
 
     def escaped(value: object) -> object:
         if isinstance(value, str) and not value.isascii() and len(value) <= chars_max:
@@ -97,7 +97,7 @@ class AnyJob(Model):
         return given
 
     def job(self) -> NewJob:
-        """As a NewJob."""
+        """The job as a NewJob."""
         return NewJob(self.queue, self.payload, **self.options())
 
 

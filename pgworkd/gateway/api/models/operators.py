@@ -27,7 +27,7 @@ from pgworkd.gateway.api.models.jobs import (
 
 
 class FilterIn(Model):
-    """Which jobs: by `ids`, or all that match the rest."""
+    """The jobs to operate on: by `ids`, or all that match the rest."""
 
     ids: list[Id] | None = Field(None, min_length=1, max_length=ROWS_MAX)
     queue: Name | None = None
@@ -49,7 +49,7 @@ class Operated(Answer):
 
 
 class Matches(Answer):
-    """What would be done. `exact`: False if there are more than `matches`."""
+    """The jobs that match. `exact`: False if there are more than `matches`."""
 
     matches: int
     exact: bool
@@ -116,7 +116,7 @@ class QueueSettings(Model):
 
 
 class PauseIn(Model):
-    """How long: one of the two, or until resumed."""
+    """The length of a pause: one of the two, or until resumed."""
 
     for_s: Period | None = None
     until: Instant | None = None
@@ -145,7 +145,7 @@ class ScheduleIn(Model):
 
 
 class EnableIn(Model):
-    """Whether it gets further occurrences."""
+    """Whether the schedule gets further occurrences."""
 
     enabled: bool
 
@@ -175,13 +175,13 @@ class SchedulesOut(Answer):
 
 
 class NextOut(Answer):
-    """Its next occurrences."""
+    """The next occurrences of a schedule."""
 
     next: list[datetime]
 
 
 class Removed(Answer):
-    """It is gone."""
+    """The schedule or endpoint is gone."""
 
     name: str
     removed: bool
@@ -227,7 +227,7 @@ class DeadGroupOut(Answer):
 
 
 class DeadOut(Answer):
-    """Groups; the totals count all there are, listed or not."""
+    """Groups of dead jobs; the totals count all there are, listed or not."""
 
     groups: list[DeadGroupOut]
     groups_total: int
@@ -235,14 +235,14 @@ class DeadOut(Answer):
 
 
 class MuteIn(Model):
-    """Which group of errors, and for how long; 0: alert again."""
+    """The group of errors to mute, and for how long; 0: alert again."""
 
     group: Annotated[int, Field(ge=1, lt=2**63)]
     for_s: Delay
 
 
 class Muted(Answer):
-    """What was set."""
+    """The group of errors, and for how long it is muted."""
 
     group: int
     for_s: float
@@ -268,7 +268,7 @@ class AuditOut(Answer):
 
 
 class TokenIn(Model):
-    """Whom it is for, and what it allows: scopes with the queues that each is for, null for all."""
+    """A token to add: whom it is for, and what it allows: scopes with the queues that each is for, null for all."""
 
     name: Name
     scopes: dict[str, list[Name] | None] = Field(min_length=1, examples=[{"enqueue": ["mail", "report-*"]}])
@@ -302,7 +302,7 @@ class TokensOut(Answer):
 
 
 class Revoked(Answer):
-    """It is revoked."""
+    """The token is revoked."""
 
     id: str
     revoked: bool

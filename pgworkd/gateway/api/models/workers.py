@@ -24,9 +24,9 @@ LISTED_MAX = 10_000
 ClaimId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ASSIGNMENT_CHARS_MAX = 200
 LEASE_S_MIN, LEASE_S_MAX = 10, 3600
-"""Of a worker. Leases are judged every few seconds: a shorter one would only promise more than it keeps."""
+"""Bounds of a worker's lease, which is judged every few seconds: a shorter one would promise more than it keeps."""
 OWN_LEASE_S_MAX = 31_622_400
-"""Of one attempt: a year."""
+"""The longest lease of one attempt: a year."""
 
 
 def _json(value: object) -> JsonText | None:
@@ -43,7 +43,7 @@ OwnLease = Annotated[float, Field(ge=LEASE_S_MIN, le=OWN_LEASE_S_MAX)]
 
 
 class QueuesIn(Model):
-    """What a worker serves."""
+    """The queues that a worker serves."""
 
     queues: dict[Name, Annotated[int, Field(ge=1, le=SLOTS_MAX)]] = Field(
         min_length=1, max_length=QUEUES_MAX, description="How many jobs of each queue it runs at once, at most"
@@ -70,7 +70,7 @@ class WorkerMade(Answer):
 
 
 class ClaimIn(Model):
-    """What to claim: jobs of the first of these queues that has any."""
+    """A claim: jobs of the first of these queues that has any."""
 
     worker: WorkerId
     queues: list[Name] = Field(min_length=1, max_length=QUEUES_MAX)
@@ -109,7 +109,7 @@ class AssignedJob(Answer):
 
 
 class AssignmentOut(Answer):
-    """One attempt. `assignment`: what it settles by; `deadline_s`: seconds from the claim until it counts as failed."""
+    """An attempt. `assignment`: what it settles by; `deadline_s`: seconds from the claim until it counts as failed."""
 
     assignment: str
     job: AssignedJob
@@ -125,7 +125,7 @@ class Claimed(Answer):
 
 
 class ProgressIn(Model):
-    """How far an attempt is."""
+    """The progress of an attempt."""
 
     assignment: AssignmentText
     done: Annotated[float, Field(ge=0, le=1)]
@@ -133,7 +133,7 @@ class ProgressIn(Model):
 
 
 class BeatIn(Model):
-    """What the worker does."""
+    """A worker's beat: its state, and what it runs."""
 
     assignments: list[AssignmentText] | None = Field(
         None,
@@ -243,13 +243,13 @@ class SettlementOut(Answer):
 
 
 class SettlementsOut(Answer):
-    """In the order of the call."""
+    """The results of settles, in the order of the call."""
 
     settlements: list[SettlementOut]
 
 
 class Served(Answer):
-    """What the worker serves from now on."""
+    """The queues that the worker serves from now on."""
 
     queues: dict[str, int]
 

@@ -46,14 +46,14 @@ class Rate:
         self._slack_s = self._step_s * burst
         self._keys_max = keys_max
         self._full_at: OrderedDict[str, float] = OrderedDict()
-        """When each is back at its full burst."""
+        """When each key is back at its full burst."""
 
     def wait_s(self, key: str) -> float:
-        """Seconds until one more is allowed; 0: now."""
+        """Seconds until one more call of the key is allowed; 0: now."""
         return max(0.0, self._full_at.get(key, 0.0) + self._step_s - self._slack_s - time.monotonic())
 
     def count(self, key: str) -> None:
-        """Counts one."""
+        """Counts a call of the key."""
         now = time.monotonic()
         self._full_at[key] = max(now, self._full_at.get(key, now)) + self._step_s
         self._full_at.move_to_end(key)
@@ -73,13 +73,13 @@ class Tokens:
         self._tokens = TokenOperations(database.lookups())
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
         self._right: OrderedDict[str, _Checked] = OrderedDict()
-        """By header: those that were right, so that each is read and hashed once in CHECKED_S. How long this takes says
+        """By header: tokens that were right: each is read and hashed once in CHECKED_S. How long this takes says
         nothing of a secret: texts are compared only if their hashes, with a key of this process, are equal."""
         self._asked: dict[str, anyio.Event] = {}  # tokens that are being looked up: once for all who wait
         self._failures = Rate(FAILURES_PER_S, FAILURES_MAX, ADDRESSES_MAX)
 
     async def __call__(self, request: Request) -> Access:
-        """What the request's token allows. Problem unauthenticated, or too-many-requests after too many failures.
+        """The access by the request's token. Problem unauthenticated, or too-many-requests after too many failures.
 
         A token that was right a moment ago is not affected by the failures of others: they may be behind one proxy.
         """
@@ -145,7 +145,7 @@ def anyone(_: Request) -> Access:
 
 
 async def authorized(authorize: Authorize, request: Request) -> Access:
-    """What `authorize`, sync or async, says. Raises Problem, or AuthorizeError for a mistake of the application."""
+    """The access by `authorize`, sync or async. Raises Problem, or AuthorizeError for the application's mistake."""
     if isinstance(authorize, Tokens):
         return await authorize(request)
     try:
@@ -170,11 +170,11 @@ class AuthorizeError(Exception):
 
 
 CHECKS = {401: "unauthenticated", 403: "forbidden", 429: "too-many-requests", 503: "authorization-unavailable"}
-"""What an application's own check may answer, in its own words."""
+"""Problems that an application's own check may answer with, in its own words."""
 
 
 def access_of(request: Request) -> Access:
-    """What the caller may do, as the route's class has found out."""
+    """The access of a request's caller, as the route's class has found out."""
     found: Access = request.state.access
     return found
 

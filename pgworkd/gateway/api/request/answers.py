@@ -21,15 +21,15 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Starlette's hook."""
+        """Encodes the value; Starlette's hook."""
         return as_bytes(to_json(content))
 
 
 class PlainJson(Json):
-    """One without JsonText in it, at a fraction of the cost."""
+    """A value without JsonText in it as compact JSON, at a fraction of the cost of `Json`."""
 
     def render(self, content: Any) -> bytes:
-        """Starlette's hook."""
+        """Encodes the value; Starlette's hook."""
         return as_bytes(_dumps(content))
 
 
@@ -66,7 +66,7 @@ def problem_answer(problem: Problem, prefix: str = "") -> Response:
 
 
 def documented(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """For the description of a route: the problems that it may answer, beside those of all routes."""
+    """The description of a route's errors: the problems that it may answer with, beside those of all routes."""
     found: dict[int | str, dict[str, Any]] = {}
     for slug in dict.fromkeys((*slugs, *EVERYWHERE)):
         kind = PROBLEMS[slug]
@@ -82,4 +82,4 @@ EVERYWHERE = """
     unauthenticated forbidden wrong-host too-many-requests headers-too-large unavailable busy outcome-unknown
     authorization-unavailable timeout invalid cross-site internal not-found
 """.split()
-"""Those of all routes."""
+"""The problems of all routes."""

@@ -13,11 +13,11 @@ from pgworkd.gateway.api.request.caller import HAS_ARRIVED
 from pgworkd.gateway.api.request.problems import Problem
 
 BODY_S = 30.0
-"""Within this time a body must have arrived, in seconds."""
+"""Time limit for the arrival of a body, in seconds."""
 BODY_BYTES_MAX = 2 * 1024 * 1024
 BULK_BYTES_MAX = 16 * 1024 * 1024
 CLOSE = {"Connection": "close"}
-"""What is left of such a body is not read."""
+"""Headers of an answer after which the connection is closed: what is left of a refused body is not read."""
 
 
 async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:
@@ -66,17 +66,17 @@ class JsonRequest(Request):
     bytes_max = BODY_BYTES_MAX
 
     async def body(self) -> bytes:
-        """The whole body; see `read_body`."""
+        """Reads the whole body; see `read_body`."""
         if not hasattr(self, "_body"):
             self._body = await read_body(self, self.bytes_max)
         return self._body
 
     async def json(self) -> Any:
-        """Its value; see `parse`."""
+        """The value of the body; see `parse`."""
         return parse(await self.body())
 
 
 class BulkRequest(JsonRequest):
-    """One that may be large."""
+    """A request whose body may be large."""
 
     bytes_max = BULK_BYTES_MAX

@@ -50,7 +50,7 @@ class Bounds:
         self._id, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers, or passes on, one request."""
+        """Answers a request, or passes it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

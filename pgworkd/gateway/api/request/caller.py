@@ -8,9 +8,9 @@ from __future__ import annotations
 from fastapi import Request
 
 IS_CLOSING = "pgworkd.is_closing"
-"""A function: whether the connection is closed, or about to be."""
+"""The key of a function: whether the connection is closed, or about to be."""
 HAS_ARRIVED = "pgworkd.has_arrived"
-"""There if the whole body is: `receive` returns it at once."""
+"""The key that is there if the whole body is: `receive` returns it at once."""
 
 
 async def is_gone(request: Request) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from pgworkd.core import log
 
 BODY_BYTES = 2_000
-"""So much of each body is logged."""
+"""Bytes of each body that are logged."""
 _SECRETS = re.compile(r'(pgw_[a-z0-9]{1,32}_|\ba1_|"secret"\s*:\s*")[A-Za-z0-9_-]+')
 
 
@@ -20,18 +20,18 @@ class Seen:
         self._request, self._answer = bytearray(), bytearray()
 
     async def receive(self) -> Any:
-        """ASGI's receive."""
+        """Receives for ASGI, and keeps the first bytes."""
         message = await self._receive()
         _add(self._request, message)
         return message
 
     async def send(self, message: Any) -> None:
-        """ASGI's send."""
+        """Sends for ASGI, and keeps the first bytes."""
         _add(self._answer, message)
         await self._send(message)
 
     def facts(self) -> dict[str, object]:
-        """For the log."""
+        """The bodies as facts for the log."""
         return {name: _text(body) for name, body in (("request", self._request), ("answer", self._answer)) if body}
 
 

@@ -18,18 +18,18 @@ from pgworkd.gateway.api.request.answers import problem_answer
 from pgworkd.gateway.api.request.problems import SLASH, Problem
 
 _FRAMEWORKS = HTTPException.__mro__[1]
-"""What routes of the framework itself raise: none of that name, no such method."""
+"""The exception that routes of the framework itself raise: no route of that name, no such method."""
 _CLEARER = {
     "extra_forbidden": "There is no such member",
     "dict_type": "A JSON object is needed",
     "model_attributes_type": "A JSON object is needed",
     "string_unicode": "It holds a lone surrogate (half a character)",
 }
-"""In place of the texts of pydantic that speak of Python."""
+"""Texts in place of those of pydantic that speak of Python."""
 
 
 def answer_to(error: Exception, scope: Any) -> Response | None:
-    """The answer; None: nobody will read it. An error that nobody has foreseen is logged."""
+    """The answer to a failed request; None: nobody will read it. An error that nobody has foreseen is logged."""
     if isinstance(error, ClientDisconnect):
         return None
     if isinstance(error, RequestValidationError):
@@ -48,12 +48,12 @@ def answer_to(error: Exception, scope: Any) -> Response | None:
 
 
 def clearer(kind: str, said: str) -> str:
-    """What pydantic says of an error of that type, in our words."""
+    """The text for an error of pydantic of that type, in our words."""
     return _CLEARER.get(kind) or said.removeprefix("Value error, ")
 
 
 def _methods(scope: Any) -> set[str]:
-    """Those that the path has."""
+    """The methods that the path has."""
     routes = [route for route in scope["app"].router.routes if isinstance(route, Route)]
     return {method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()}
 

@@ -13,9 +13,9 @@ PERIOD_S = 1.0
 SHARE = 20
 """A list is read for at most one part in this many of the time, however slow the database is."""
 AGES = frozenset({"oldest_due_s", "sample_age_s", "heartbeat_age_s", "lease_left_s"})
-"""Members that differ from second to second: they are no news by themselves."""
+"""Members of rows that differ from second to second: they are no news by themselves."""
 PAUSE_MAX_S = 5.0
-"""... but for this long at most there is no other."""
+"""The longest pause between two reads of a list, however slow the database is."""
 REPEAT_S = 15.0
 """A list without news is told again after this time, so that ages are known and proxies see life."""
 
@@ -23,19 +23,19 @@ Row = dict[str, Any]
 
 
 class Followed:
-    """One list. `read` returns its rows."""
+    """A list that callers follow. `read` returns its rows."""
 
     def __init__(self, read: Callable[[], Awaitable[list[Row]]]) -> None:
         self._read = read
         self._followers = 0
         self._wanted, self._news = anyio.Event(), anyio.Event()
         self._rows: list[Row] | None = None
-        """The newest; None: not read yet."""
+        """The newest rows; None: not read yet."""
         self._error: PgworkdError | None = None
         """Why the last read failed."""
 
     async def run(self) -> None:
-        """Reads as long as somebody follows; runs until it is cancelled."""
+        """Reads the list as long as somebody follows; runs until it is cancelled."""
         while True:
             await self._wanted.wait()
             began_s = anyio.current_time()
@@ -55,7 +55,7 @@ class Followed:
                 self._rows, self._error = None, None
 
     async def follow(self) -> AsyncGenerator[list[Row] | PgworkdError, None]:
-        """The rows now, and again whenever they have changed, or after REPEAT_S; or why they cannot be read.
+        """Yields the rows now, and again whenever they have changed, or after REPEAT_S; or why they cannot be read.
 
         Who is slow gets the newest only: nothing is kept for anyone.
         """

@@ -43,7 +43,7 @@ RATED_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """How a gateway works.
+    """The options of a gateway.
 
     hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
     wait at once. requests_per_s: per caller, with as many at once.
@@ -72,7 +72,7 @@ class GatewayOptions:
 
 
 class Gateway:
-    """One gateway; it works within `running()`."""
+    """A gateway; it works within `running()`."""
 
     def __init__(
         self, options: GatewayOptions, authorize: Authorize | None = None, events_: Events | None = None
@@ -98,7 +98,7 @@ class Gateway:
         self.remote = RemoteService(member, events_, self._loop_watch)
         self.page = MetricsPage()
         self.lists: dict[str, Followed] = {}
-        """What callers follow, by name."""
+        """The lists that callers follow, by name."""
         self.waiters = 0
         """Requests that wait now."""
         self._waits: set[anyio.CancelScope] = set()
@@ -107,7 +107,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Works while the block lasts; waiters are answered at its end, and connections closed."""
+        """Runs the gateway while the block lasts; waiters are answered at its end, and connections closed."""
         try:
             async with (
                 Results(self.options.database) as self._results,
@@ -152,23 +152,23 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def admin_transaction(self, by: str) -> AsyncIterator[Admin]:
-        """The same, all of them in one transaction."""
+        """The operators' verbs, all of them in one transaction."""
         async with self.database.transaction(by) as connection:
             yield self.admin_on(connection)
 
     def admin_on(self, connection: Any) -> Admin:
-        """The same in a transaction of `database`."""
+        """The operators' verbs in a transaction of `database`."""
         return Admin(self.database.lent(connection))
 
     @property
     def results(self) -> Results:
-        """Waits for the ends of jobs."""
+        """The connection that waits for the ends of jobs."""
         if self._results is None:
             raise RuntimeError("the gateway is not running: enter gateway.running() in your application's lifespan")
         return self._results
 
     async def metrics(self) -> tuple[Samples, list[Check]]:
-        """What the database shows, and whether it answers and fits; at most a few seconds old."""
+        """The values of the `database` families, and whether it answers and fits; at most a few seconds old."""
         samples, checks = await self._reader.read()
         refused = self.remote.tallies.refusals.text()
         return samples, [*checks, Check("claims", not refused, refused or "none is refused")]
@@ -217,7 +217,7 @@ class _Waits:
     def __init__(self, request: Request, *, checked: bool) -> None:
         self._request, self._checked = request, checked
         self.scope = anyio.CancelScope()
-        """Of the wait."""
+        """The scope of the wait."""
         self.refused: Exception | None = None
         """Set when the caller may not call any more."""
         self._watch: anyio.CancelScope | None = None
@@ -234,7 +234,7 @@ class _Waits:
                 tasks.start_soon(self._until_refused, authorize)
 
     def unwatch(self) -> None:
-        """The wait has ended."""
+        """Notes that the wait has ended."""
         self._is_over = True
         if self._watch is not None:
             self._watch.cancel()
@@ -246,7 +246,7 @@ class _Waits:
         self.scope.cancel()
 
     async def _until_refused(self, authorize: Authorize) -> None:
-        """A token is refused when it is revoked or has expired, or allows less than before."""
+        """Waits until a token is refused: it is revoked or has expired, or allows less than before."""
         while self.refused is None:
             await anyio.sleep(CHECKED_S)
             try:

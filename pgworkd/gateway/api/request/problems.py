@@ -109,7 +109,7 @@ PROBLEMS = {
     "too-many-waiters": Kind(503, "Too many requests wait here", "Ask without wait_s, or another gateway.", 5),
     "timeout": Kind(504, "The database took too long", "Nothing was done. Narrow the filter, or try again later."),
 }
-"""By slug, which is stable: the last part of a problem's type."""
+"""The kinds of problems by slug, which is stable: the last part of a problem's type."""
 _BY_SQLSTATE = {
     "PW002": "not-waiting",
     "PW003": "batch-closed",
@@ -137,7 +137,7 @@ _STEP = re.compile(r'\.?([^.\[\]"]+)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 
 
 class Problem(HTTPException):
-    """Raised by routes and dependencies: the answer is this problem."""
+    """An error of a route or dependency: the answer is this problem."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Problem(HTTPException):
             self.headers = {"Retry-After": str(kind.retry_after_s), **(self.headers or {})}
 
     def body(self, prefix: str = "") -> dict[str, Any]:
-        """The answer; `prefix`: where the gateway is mounted."""
+        """The members of the answer; `prefix`: where the gateway is mounted."""
         kind = PROBLEMS[self.slug]
         found = {"type": f"{prefix}/v1/problems/{self.slug}", "title": kind.title, "status": kind.status}
         found |= {"detail": self.detail, **self.more}
@@ -190,7 +190,7 @@ def of(error: Exception) -> Problem:
 
 
 def _holder(error: Exception) -> str:
-    """Which key is taken, from what the database says in its own words."""
+    """The key that is taken, from what the database says in its own words."""
     found = _KEY_TAKEN.search(str(getattr(error.__cause__, "detail", "")))
     if found is None:
         return ""
@@ -209,7 +209,7 @@ def _slug(error: PgworkdError) -> str:
 
 
 def pointer(path: str) -> str:
-    """`payload.items[3]["a b"]` as a JSON pointer: /payload/items/3/a b; of a path that was cut, what is before."""
+    """The JSON pointer of a path: `payload.items[3]["a b"]` is /payload/items/3/a b; a path that was cut ends early."""
     names = []
     path = path.partition("…")[0]
     for plain, number, quoted in _STEP.findall(path):

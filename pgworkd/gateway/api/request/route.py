@@ -43,12 +43,12 @@ class Route(APIRoute):
         await response(scope, receive, send)
 
     async def _access(self, request: Request) -> Access:
-        """What the caller may do. Raises Problem unless it is known who calls."""
+        """The access of the caller. Raises Problem unless it is known who calls."""
         return await gateway_of(request).access(request)
 
 
 class BulkRoute(Route):
-    """The same for large bodies."""
+    """A route that reads large bodies."""
 
     request_class = BulkRequest
 
@@ -60,7 +60,7 @@ class OpenRoute(Route):
 
 
 class _Arguments:
-    """What a route's function is called with, as its signature says; `dependant`: FastAPI's reading of that."""
+    """The arguments of a route's function, as its signature says; `dependant`: FastAPI's reading of that."""
 
     def __init__(self, dependant: Any) -> None:
         if dependant.dependencies or dependant.cookie_params or len(dependant.body_params) > 1:
@@ -124,7 +124,7 @@ def _value(request: JsonRequest, body: bytes) -> Any:
 
 
 def _check_query(query: QueryParams, known: set[str], lists: set[str]) -> None:
-    """Problem for a parameter that the route does not have: `?dryrun=true` must not do what `?dry_run=true` counts.
+    """Raises Problem for an unknown parameter: `?dryrun=true` must not do what `?dry_run=true` counts.
 
     And for one that is given twice, of which two readers may take different ones.
     """

@@ -53,18 +53,18 @@ Text = Annotated[str, Path(max_length=ASSIGNMENT_CHARS_MAX, description="`assign
 STALE = documented(*BODY, "stale-assignment")
 _PROBLEMS = (PgworkdError, problems.Problem)
 LOCKED_MANY_S = 0.5
-"""In a call with many settles a locked job is waited for no longer than this: the answer waits for all."""
+"""How long a call with many settles waits for a locked job: the answer waits for all."""
 
 
 @router.post("/assignments/{assignment}/complete", response_model=SettledOut, responses=STALE)
 async def complete(request: Request, assignment: Text, body: CompleteIn) -> Response:
-    """The job is done. Sending it again changes nothing, and is answered in the same way."""
+    """Complete the job. Sending it again changes nothing, and is answered in the same way."""
     return PlainJson(_shown(await _complete(request, assignment, body)))
 
 
 @router.post("/assignments/{assignment}/fail", response_model=SettledOut, responses=STALE)
 async def fail(request: Request, assignment: Text, body: FailIn) -> Response:
-    """The attempt has failed: the job is retried after a while, or dead if that was its last attempt."""
+    """Fail the attempt: the job is retried after a while, or dead if that was its last attempt."""
     return PlainJson(_shown(await _settle(request, assignment, await _failure(request, assignment, body))))
 
 
@@ -91,7 +91,7 @@ async def extend(request: Request, assignment: Text, body: ExtendIn) -> Response
 
 @bulk_router.post("/settlements", response_model=SettlementsOut, responses=documented(*BODY))
 async def settle_many(request: Request, body: SettlementsIn) -> Response:
-    """Up to 1,000 settles, each for itself: a bad one does not harm the others."""
+    """Settle up to 1,000 attempts, each for itself: a bad settle does not harm the others."""
     needed_any(request, "work")
     prefix = request.scope.get("root_path", "")
     answers: list[dict[str, Any]] = [

@@ -57,7 +57,7 @@ async def create_batch(request: Request, body: BatchIn) -> Response:
 
 
 async def _fill(at: Batch[Any], body: BatchIn | ChildIn, ids: dict[str, UUID], path: str) -> None:
-    """Children first: a batch that streams into one must have it before its jobs."""
+    """Fills a batch, children first: a batch that streams into one must have it before its jobs."""
     for child in body.children:
         made = await at.child(child.name, **child.options())
         ids[f"{path}/{child.name}"] = made.id

@@ -30,7 +30,7 @@ LINES_MAX = 1_000_000
 LINE_BYTES_MAX = 2 * 1024 * 1024
 STREAM_BYTES_MAX = 1024**3
 STREAM_S = 600.0
-"""Within this time a stream must have arrived, in seconds."""
+"""Time limit for the arrival of a stream, in seconds."""
 LINES_STEP = 2_000
 """Jobs inserted at a time: further lines are read when these are stored."""
 STEP_BYTES = 8 * 1024 * 1024

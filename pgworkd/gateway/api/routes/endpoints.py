@@ -52,13 +52,13 @@ async def put_endpoint(request: Request, name: PathName, body: EndpointIn) -> Re
 
 @router.post("/endpoints/{name}/disable", response_model=EndpointOut, responses=documented(*BODY, "not-found"))
 async def disable_endpoint(request: Request, name: PathName, body: DisableIn | None = None) -> Response:
-    """Send nothing more there, and pause its queues, until it is enabled."""
+    """Send nothing more to an endpoint, and pause its queues, until it is enabled."""
     return await _changed(request, name, "disable", (body or DisableIn()).reason)
 
 
 @router.post("/endpoints/{name}/enable", response_model=EndpointOut, responses=documented("not-found"))
 async def enable_endpoint(request: Request, name: PathName) -> Response:
-    """Enable it, or end its pause; queues that were paused because of it go on."""
+    """Enable an endpoint, or end its pause; queues that were paused because of it go on."""
     return await _changed(request, name, "enable")
 
 

@@ -25,7 +25,7 @@ from pgworkd.gateway.api.routes.visible import needed_any
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 CHECK_S = 5.0
-"""So often a stream asks whether its caller may still read."""
+"""How often a stream checks whether its caller may still read."""
 DEAD_SINCE_S = 86_400.0
 List = Literal["queues", "workers", "dead", "audit"]
 
@@ -96,7 +96,7 @@ async def events(
 
 
 class _Events(Response):
-    """The stream."""
+    """The answer with the stream of events."""
 
     media_type = "text/event-stream"
 
@@ -108,7 +108,7 @@ class _Events(Response):
         self._began = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Starlette's hook."""
+        """Sends the stream; Starlette's hook."""
         await self._gateway.waited(self._request, partial(self._stream, send), checked=False)
         if not self._began:  # the gateway stops
             await self._begin(send)
@@ -140,7 +140,7 @@ class _Events(Response):
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
     async def _until_forbidden(self, scope: anyio.CancelScope) -> None:
-        """A token that is revoked or has expired ends the stream."""
+        """Waits until the caller's token is revoked or has expired, which ends the stream."""
         while True:
             await anyio.sleep(CHECK_S)
             try:

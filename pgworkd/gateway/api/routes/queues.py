@@ -56,7 +56,7 @@ async def get_depth(
 
 @router.patch("/queues/{queue}", response_model=QueueOut, responses=documented(*BODY, "not-found"))
 async def set_queue(request: Request, queue: PathName, settings: QueueSettings) -> Response:
-    """Override settings for all daemons; null restores what the code says."""
+    """Override settings of a queue for all daemons; null restores what the code says."""
     access = need(request, "operate", queue)
     changes = settings.model_dump(exclude_unset=True)
     if not changes:
@@ -70,7 +70,7 @@ async def set_queue(request: Request, queue: PathName, settings: QueueSettings) 
 async def pause_queue(
     request: Request, queue: PathName, pause: PauseIn | None = None, *, create: Create = False
 ) -> Response:
-    """Start no more of its jobs, for a time or until resumed; running ones continue."""
+    """Start no more jobs of a queue, for a time or until resumed; running ones continue."""
     access = need(request, "operate", queue)
     wanted = pause or PauseIn()
     async with gateway_of(request).admin(access.name) as admin:
@@ -85,7 +85,7 @@ async def pause_queue(
 
 @router.post("/queues/{queue}/resume", response_model=QueueOut, responses=documented("not-found"))
 async def resume_queue(request: Request, queue: PathName) -> Response:
-    """End its pause."""
+    """End the pause of a queue."""
     access = need(request, "operate", queue)
     async with gateway_of(request).admin(access.name) as admin:
         await admin.queues.resume(queue)
@@ -99,7 +99,7 @@ async def read_queues(admin: Admin) -> list[dict[str, Any]]:
 
 
 def visible_queues(access: Access, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the rows that the caller may see."""
+    """The rows of the queues that the caller may see."""
     return [row for row in rows if access.allows("read", row["queue"])]
 
 

@@ -44,7 +44,7 @@ async def get_schedule(request: Request, name: PathName) -> Response:
 
 @router.get("/schedules/{name}/next", response_model=NextOut, responses=_MISSING)
 async def next_occurrences(request: Request, name: PathName, *, n: Annotated[int, Query(ge=1, le=100)] = 5) -> Response:
-    """When it is due next, by the clock of the gateway."""
+    """The next instants at which the schedule is due, by the clock of the gateway."""
     async with gateway_of(request).admin() as admin:
         row = await _visible(request, admin, name, "read")
     rule = Recurrence(row.cron, row.every_s, row.timezone)

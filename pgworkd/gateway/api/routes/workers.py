@@ -45,7 +45,7 @@ PROGRESS_BYTES_MAX = 2000
 Secret = Annotated[
     str, Header(alias="Pgworkd-Secret", max_length=100, description="`secret` of the answer to the registration")
 ]
-"""Asked for after the scope: see `_worker`."""
+"""The header with the worker's secret, which is asked for after the scope: see `_worker`."""
 WorkerPath = Annotated[int, Path(ge=1, le=10**9)]
 
 
@@ -212,7 +212,7 @@ _quoted = lru_cache(1000)(to_json)
 
 @lru_cache(1000)
 def _instant(at: float) -> str:
-    """Jobs of one transaction have the same; and most are due when they are created."""
+    """An instant as text, cached: jobs of one transaction have the same; and most are due when they are created."""
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
