@@ -60,6 +60,17 @@ CONTRACT = ROOT / "schema.sql"
 CHAPTERS = sorted(path for path in (PACKAGE / "sql").rglob("*.sql") if path.name != "grants.sql")
 FILE_LINES_MAX = 350
 FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 8
+OPTIONS_OF = ("cli/", "gateway/api/routes/", "engine/registry.py")
+"""Where parameters are what a user writes: options of commands, members of queries, keywords of `handler()`."""
+REWRITTEN = ("pgworkd/remote/", "pgworkd/gateway/workers/", "tests/conformance/")
+"""Not yet held to what is said of docstrings and of tuples."""
+LEANING = re.compile(
+    r"(the )?same\b|(those|these|they|them|their|it|its|of|and|also|such|until|never|nothing)\b"
+    r"|(all|none|one|each) of (it|them|those|these)\b|as (of )?`|\w+ (it|them)\.$|\.\.\.",
+    re.IGNORECASE,
+)
+"""How a docstring begins that cannot be read without what stands beside it."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = [*MODULES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
@@ -148,6 +159,51 @@ def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield each
             yield from _functions(each)
+
+
+def _held(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if not path.relative_to(ROOT).as_posix().startswith(REWRITTEN)]
+
+
+def test_no_tuple_is_unpacked_to_save_lines() -> None:
+    found = []
+    for path in _held(SOURCES):
+        if re.search(r"(?<![\w)\]*])\*[(\[{]", path.read_text(encoding="utf-8")):  # else it need not be walked
+            starred = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Starred)]
+            literal = [node for node in starred if isinstance(node.value, ast.Tuple | ast.List | ast.Set)]
+            found += [f"{path.relative_to(ROOT)}:{node.lineno}" for node in literal]
+    assert not found
+
+
+def test_parameter_lists_stay_short() -> None:
+    long = []
+    for path in MODULES:
+        name = path.relative_to(PACKAGE).as_posix()
+        for function in _functions(_tree(path)) if not name.startswith(OPTIONS_OF) else ():
+            given = function.args
+            parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            count = len([each for each in parameters if each is not None and each.arg not in ("self", "cls")])
+            long += [f"{name}: {function.name} has {count} parameters"] if count > PARAMETERS_MAX else []
+    assert not long
+
+
+def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
+    """All docstrings below, and the texts that follow assignments."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, block, ()):
+            value = each.value if isinstance(each, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value
+            yield from _docstrings(each)
+
+
+def test_docstrings_stand_alone() -> None:
+    leaning = []
+    for path in _held(MODULES):
+        for text in _docstrings(_tree(path)):
+            if LEANING.match(text.value.strip()):
+                leaning += [f"{path.relative_to(ROOT)}:{text.lineno}: {text.value.splitlines()[0]}"]
+    assert not leaning
 
 
 def test_only_database_imports_a_driver() -> None:
