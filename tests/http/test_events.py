@@ -13,9 +13,9 @@ import pytest
 
 from pgworkd.core.access import Access
 from pgworkd.errors import DatabaseUnavailable
-from pgworkd.gateway.api.request import followed
-from pgworkd.gateway.api.request.followed import Followed
+from pgworkd.gateway.api.request import live_lists
 from pgworkd.gateway.api.request.gateway import Gateway
+from pgworkd.gateway.api.request.live_lists import LiveList
 from pgworkd.gateway.api.routes import events
 from tests.http.test_server import stack
 from tests.kits.daemon import insert, until
@@ -157,7 +157,7 @@ async def test_a_gateway_that_stops_ends_its_streams(dsn: str) -> None:
 
 
 async def test_many_that_follow_cost_what_one_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed, "PERIOD_S", 0.01)
+    monkeypatch.setattr(live_lists, "PERIOD_S", 0.01)
     reads, rows = 0, [{"n": 0, "oldest_due_s": 0.0}]
 
     async def read_it() -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ async def test_many_that_follow_cost_what_one_costs(monkeypatch: pytest.MonkeyPa
         reads += 1
         return [dict(row) for row in rows]
 
-    one = Followed(read_it)
+    one = LiveList(read_it)
     told: list[int] = []
 
     async def follow() -> None:
@@ -197,13 +197,13 @@ async def test_many_that_follow_cost_what_one_costs(monkeypatch: pytest.MonkeyPa
 
 
 async def test_who_comes_while_a_reader_pauses_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed, "PERIOD_S", 60.0)
-    monkeypatch.setattr(followed, "PAUSE_MAX_S", 60.0)
+    monkeypatch.setattr(live_lists, "PERIOD_S", 60.0)
+    monkeypatch.setattr(live_lists, "PAUSE_MAX_S", 60.0)
 
     async def read_it() -> list[dict[str, Any]]:
         return [{"n": 1}]
 
-    one = Followed(read_it)
+    one = LiveList(read_it)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(one.run())
         for _ in range(3):  # each the only one, after the one before has left
@@ -215,7 +215,7 @@ async def test_who_comes_while_a_reader_pauses_is_told_at_once(monkeypatch: pyte
 
 
 async def test_a_slow_read_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed, "PERIOD_S", 0.0)
+    monkeypatch.setattr(live_lists, "PERIOD_S", 0.0)
     began: list[float] = []
 
     async def slow() -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ async def test_a_slow_read_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.sleep(0.02)
         return []
 
-    one = Followed(slow)
+    one = LiveList(slow)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(one.run())
         stream = one.follow()
@@ -231,11 +231,11 @@ async def test_a_slow_read_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: len(began) >= 3)
         reader.cancel()
         await stream.aclose()
-    assert began[2] - began[1] >= 0.02 * followed.SHARE
+    assert began[2] - began[1] >= 0.02 * live_lists.SHARE
 
 
 async def test_a_list_that_cannot_be_read_says_so_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed, "PERIOD_S", 0.01)
+    monkeypatch.setattr(live_lists, "PERIOD_S", 0.01)
     away = False
 
     async def read_it() -> list[dict[str, Any]]:
@@ -243,7 +243,7 @@ async def test_a_list_that_cannot_be_read_says_so_and_comes_back(monkeypatch: py
             raise DatabaseUnavailable("away")
         return [{"n": 1}]
 
-    one = Followed(read_it)
+    one = LiveList(read_it)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(one.run())
         stream = one.follow()

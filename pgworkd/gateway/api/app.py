@@ -97,7 +97,7 @@ def _api(gateway: Gateway) -> FastAPI:
         redirect_slashes=False,
         separate_input_output_schemas=False,
     )
-    gateway.lists = events.followed(gateway)
+    gateway.lists = events.live_lists(gateway)
     # Workers' first: they are looked up in this order. Routes, not routers, which a first request would have to unfold.
     parts = ((gateway.options.workers, WORKER_ROUTERS), (gateway.options.api, ROUTERS), (True, service.ROUTERS))
     for router in (each for is_wanted, routers in parts if is_wanted for each in routers):

@@ -25,7 +25,7 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
-from pgworkd.gateway.api.request.followed import Followed
+from pgworkd.gateway.api.request.live_lists import LiveList
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.workers.service import LEASE_S, RemoteService
 from pgworkd.metrics.exporter import DatabaseReader
@@ -97,7 +97,7 @@ class Gateway:
         )
         self.remote = RemoteService(member, events_, self._loop_watch)
         self.page = MetricsPage()
-        self.lists: dict[str, Followed] = {}
+        self.lists: dict[str, LiveList] = {}
         """The lists that callers follow, by name."""
         self.waiters = 0
         """Requests that wait now."""

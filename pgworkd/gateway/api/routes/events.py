@@ -16,8 +16,8 @@ from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request import problems
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import documented, to_json
-from pgworkd.gateway.api.request.followed import Followed, Row
 from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
+from pgworkd.gateway.api.request.live_lists import LiveList, Row
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
 from pgworkd.gateway.api.routes import fleet, queues
@@ -61,14 +61,14 @@ KINDS: dict[str, _ListKind] = {
 }
 
 
-def followed(gateway: Gateway) -> dict[str, Followed]:
+def live_lists(gateway: Gateway) -> dict[str, LiveList]:
     """The lists of a gateway."""
 
     async def read(kind: _ListKind) -> list[Row]:
         async with gateway.admin() as admin:
             return await kind.read(admin)
 
-    return {name: Followed(partial(read, kind)) for name, kind in KINDS.items()}
+    return {name: LiveList(partial(read, kind)) for name, kind in KINDS.items()}
 
 
 @router.get(

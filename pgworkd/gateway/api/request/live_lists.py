@@ -22,7 +22,7 @@ REPEAT_S = 15.0
 Row = dict[str, Any]
 
 
-class Followed:
+class LiveList:
     """A list that callers follow. `read` returns its rows."""
 
     def __init__(self, read: Callable[[], Awaitable[list[Row]]]) -> None:
