@@ -186,7 +186,7 @@ def send_test(name: Name, *, secrets_dir: SecretsDir = None, dsn: Dsn = None) ->
     """Send an endpoint a message of type endpoint.test, from this host; exit code 1 unless it is answered with 2xx."""
     import anyio
 
-    from pgworkd.push.trial import attempted
+    from pgworkd.push.test_message import attempted
 
     settings = settings_of(dsn, secrets_dir=secrets_dir)
     endpoint = _endpoint(_plain(ask_any(dsn, lambda admin: _known(admin, name))))

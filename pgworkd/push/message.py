@@ -75,7 +75,7 @@ def body(attempt: PushedAttempt, at: datetime, callback: CallbackOffer | None = 
     return head + to_json(data)[:-1] + texts + tail
 
 
-def trial_body(endpoint: str, at: datetime) -> bytes:
+def body_of_test(endpoint: str, at: datetime) -> bytes:
     """The JSON of a test message, which is no job."""
     return to_json({"type": TEST, "timestamp": at, "data": {"endpoint": endpoint}})
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 
-from pgworkd.push.message import headers, trial_body
+from pgworkd.push.message import body_of_test, headers
 from tests.kits.daemon import insert, until, waits_for_status
 from tests.kits.docs import blocks
 from tests.kits.push import pushing, put_endpoint
@@ -60,7 +60,7 @@ def _signed(content: bytes, at: datetime, *secrets: bytes) -> dict[str, str]:
 
 def test_the_package_takes_what_we_sign_and_refuses_all_else() -> None:
     now = datetime.now(UTC)
-    content = trial_body("billing", now)
+    content = body_of_test("billing", now)
     found = _signed(content, now)
     changed = [bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]]) for at in range(0, len(content), 5)]
     other = {**found, "webhook-id": str(uuid4())}

@@ -172,7 +172,7 @@ def test_every_setting_is_read_by_every_program_or_listed(
 ) -> None:
     with psycopg.connect(dsn) as db:
         db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('e', 'https://x.test/', true)")
-    monkeypatch.setattr("pgworkd.push.trial.attempted", _answered)
+    monkeypatch.setattr("pgworkd.push.test_message.attempted", _answered)
     said = outcome(program, dsn)
     assert Settings.model_fields.keys() - read == UNREAD[program].keys(), said
     assert program not in LOGGED or "pgworkd.toml contains a" in said, said

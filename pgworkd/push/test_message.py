@@ -15,7 +15,7 @@ async def attempted(endpoint: Endpoint, secrets_dir: Path | None) -> tuple[bool,
     """Sends a test message: whether 2xx was answered, and the answer. UsageError for a secret that is missing."""
     signing = [] if endpoint.secret_name is None else secrets.read(endpoint.secret_name, secrets_dir)
     at = message.now()
-    content = message.trial_body(endpoint.name, at)
+    content = message.body_of_test(endpoint.name, at)
     sender = Sender(allow_private=endpoint.allow_private)
     try:
         headers = message.headers(uuid4(), content, at, signing, endpoint.headers)
