@@ -162,7 +162,7 @@ class _Gateway:
 
     def status(self) -> str:
         """The state of the gateway in one line, for `systemctl status`."""
-        refused = self._app.gateway.remote.tallies.refusals.text()
+        refused = self._app.gateway.remote.counters.refusals.text()
         connections = counted(len(self._server.server_state.connections), "connection")
         return f"{refused and refused + '; '}{connections}, {self._app.gateway.waiters} waiting"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pgworkd.core.events import Events
 from pgworkd.engine.attempts import InFlight
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.counters import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,4 +15,4 @@ class Shared:
 
     in_flight: InFlight
     events: Events
-    tallies: Tallies
+    counters: Counters

@@ -9,9 +9,9 @@ from __future__ import annotations
 import platform
 from importlib.metadata import version
 
+from pgworkd.engine.counters import KINDS_MAX, OUTCOMES, Counters
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.loop_watch import BLOCKED_S
-from pgworkd.engine.tallies import KINDS_MAX, OUTCOMES, Tallies
 from pgworkd.metrics.samples import Check, Labels, Samples, Value, durations
 
 RESULTS = ("jobs", "empty", "failed")
@@ -29,8 +29,8 @@ class DaemonSource:
         daemon = self._daemon
         pools = list(daemon.pools.items())
         return {
-            **_by_kind(daemon.tallies, self._declared({queue for queue, _ in pools})),
-            **_by_process(daemon.tallies, [queue for queue, _ in pools]),
+            **_by_kind(daemon.counters, self._declared({queue for queue, _ in pools})),
+            **_by_process(daemon.counters, [queue for queue, _ in pools]),
             "pgworkd_jobs_running": {(queue,): pool.running for queue, pool in pools},
             "pgworkd_slots": {(queue,): pool.concurrency for queue, pool in pools},
             "pgworkd_lease_remaining_seconds": {(): daemon.worker.lease_left_s},
@@ -46,9 +46,9 @@ class DaemonSource:
         daemon, worker = self._daemon, self._daemon.worker
         started, lag_s, left_s = daemon.ready.is_set(), daemon.loop_watch.lag_s, worker.lease_left_s
         stopping = daemon.stop_requested.is_set()
-        refused = "stopping" if stopping else daemon.tallies.refusals.text()
+        refused = "stopping" if stopping else daemon.counters.refusals.text()
         waits = "" if started or stopping else daemon.status()
-        refusals = daemon.tallies.refusals
+        refusals = daemon.counters.refusals
         reached = "was not reached within the lease" if left_s == 0 else refusals.text(unavailable=True)
         reached = reached or ("" if worker.database_answers else "did not answer the last heartbeat")
         schema = "is newer than this program: upgrade pgworkd" if worker.outdated else "fits"
@@ -73,19 +73,19 @@ class DaemonSource:
         return [(handler.queue, handler.kind) for handler in handlers if handler.queue in queues]
 
 
-def _by_kind(tallies: Tallies, declared: list[tuple[str, str]]) -> Samples:
+def _by_kind(counters: Counters, declared: list[tuple[str, str]]) -> Samples:
     started: dict[Labels, Value] = dict.fromkeys(declared, 0)
     finished: dict[Labels, Value] = {(*key, outcome): 0 for key in declared for outcome in OUTCOMES}
     runs: dict[Labels, Value] = {}
     waits: dict[Labels, Value] = {}
     lost: dict[Labels, Value] = {}
-    for key, tally in list(tallies.kinds.items()):
+    for key, of_kind in list(counters.kinds.items()):
         queue, _ = key
-        started[key] = tally.started
-        runs[key], waits[key] = durations(tally.runs), durations(tally.waits)
-        for outcome, count in list(tally.ended.items()):
+        started[key] = of_kind.started
+        runs[key], waits[key] = durations(of_kind.runs), durations(of_kind.waits)
+        for outcome, count in list(of_kind.ended.items()):
             finished[(*key, outcome)] = count
-        stale, before = tally.ended["stale"], lost.get((queue,), 0)
+        stale, before = of_kind.ended["stale"], lost.get((queue,), 0)
         lost[(queue,)] = stale if isinstance(before, tuple) else before + stale
     return {
         "pgworkd_jobs_started_total": started,
@@ -96,18 +96,18 @@ def _by_kind(tallies: Tallies, declared: list[tuple[str, str]]) -> Samples:
     }
 
 
-def _by_process(tallies: Tallies, queues: list[str]) -> Samples:
+def _by_process(counters: Counters, queues: list[str]) -> Samples:
     claims: dict[Labels, Value] = {(queue, result): 0 for queue in queues for result in RESULTS}
-    claims.update(list(tallies.claims.items()))
+    claims.update(list(counters.claims.items()))
     rescued: dict[Labels, Value] = {(queue,): 0 for queue in queues}
-    rescued.update(((queue,), count) for queue, count in list(tallies.rescued.items()))
-    maintenance = list(tallies.maintenance_s.items())
+    rescued.update(((queue,), count) for queue, count in list(counters.rescued.items()))
+    maintenance = list(counters.maintenance_s.items())
     return {
         "pgworkd_claims_total": claims,
-        "pgworkd_claim_seconds": {(): durations(tallies.claim_s)},
-        "pgworkd_settle_seconds": {(): durations(tallies.settle_s)},
-        "pgworkd_wake_seconds": {(): durations(tallies.wake_s)},
+        "pgworkd_claim_seconds": {(): durations(counters.claim_s)},
+        "pgworkd_settle_seconds": {(): durations(counters.settle_s)},
+        "pgworkd_wake_seconds": {(): durations(counters.wake_s)},
         "pgworkd_jobs_rescued_total": rescued,
-        "pgworkd_lease_fences_total": {(): tallies.fences},
+        "pgworkd_lease_fences_total": {(): counters.fences},
         "pgworkd_maintenance_seconds": {(task,): durations(each) for task, each in maintenance},
     }

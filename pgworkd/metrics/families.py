@@ -1,7 +1,7 @@
 """The metrics there are: the one table from which the collectors, the boards, the alert rules and the docs are made.
 
 Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): base units, `_total`, `_seconds`. No
-label is unbounded: see `tallies.KINDS_MAX`; none is ever a job's id.
+label is unbounded: see `counters.KINDS_MAX`; none is ever a job's id.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from pgworkd.core.histogram import Histogram
-from pgworkd.engine.tallies import OTHER
+from pgworkd.engine.counters import OTHER
 from pgworkd.metrics.families import FAMILIES
 
 Durations: TypeAlias = "tuple[list[int], float]"

@@ -147,7 +147,7 @@ BUGS = (
     python(
         "claims that the database refuses are not told",
         "engine/claim/claim_loop",
-        "                self._tallies.refusals.failed(self.queue, error, sent_at)\n",
+        "                self._counters.refusals.failed(self.queue, error, sent_at)\n",
         "                pass\n",
         tests=_REFUSED,
     ),

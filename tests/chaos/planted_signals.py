@@ -120,7 +120,7 @@ BUGS = (
     ),
     python(
         "kinds are counted without a bound",
-        "engine/tallies",
+        "engine/counters",
         "if self._known[ours] >= KINDS_MAX:",
         "if False:",
         tests=_STATISTICS,

@@ -13,12 +13,12 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.source import Instructions
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.life.heartbeat import Heartbeat, LeaseOptions
 from pgworkd.engine.life.maintenance import Maintenance, Periods
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.life.signals import Signals
 from pgworkd.engine.shared import Shared
-from pgworkd.engine.tallies import Tallies
 from tests.chaos.wire_kit import Operation, Scene, Told, differs, rows_of, told_by
 from tests.kits.daemon import insert, until
 from tests.kits.settles import complete
@@ -52,11 +52,11 @@ class Engine(Operation):
 
     async def claim_until_it_comes(self) -> ClaimedJob:
         """Claims like the pool, while maintenance releases orphaned attempts."""
-        shared = Shared(self.in_flight, self.events, Tallies(self.events))
+        shared = Shared(self.in_flight, self.events, Counters(self.events))
         maintenance = Maintenance(
             self.store,
             Recurring(self.store, self.events),
-            Signals(self.store.signals, shared.tallies, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
+            Signals(self.store.signals, shared.counters, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
             self,
             shared,
             periods=Periods(),

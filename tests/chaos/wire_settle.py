@@ -7,10 +7,10 @@ from typing import ClassVar
 import anyio
 
 from pgworkd.core.job import Ending, Outcome
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.life.recurring import Recurring
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.shared import Shared
-from pgworkd.engine.tallies import Tallies
 from tests.chaos.wire_engine import Engine, drop_schedule, occurrences_differ, put_schedule
 from tests.chaos.wire_kit import Told, differs, rows_of
 
@@ -39,7 +39,7 @@ class Settle(Engine):
         self.said: list[str | None] = []
         settler = Settler(
             self.store,
-            Shared(self.in_flight, self.events, Tallies(self.events)),
+            Shared(self.in_flight, self.events, Counters(self.events)),
             self.recurring,
             on_completed=lambda batch: self.said.extend("completed" for _ in batch),
             on_settled=lambda _held, _outcome, status: self.said.append(status),

@@ -274,7 +274,7 @@ async def test_maintenance_that_has_asked_nothing_reports_no_recovery(dsn: str, 
         proxy.mode = "hold"
         await seen.wait(events.DATABASE_UNAVAILABLE, part="rescue")
         await seen.wait(events.LEASE_FENCED)
-        done = daemon.tallies.maintenance_s["rescue"].counts
+        done = daemon.counters.maintenance_s["rescue"].counts
         before = sum(done)
         await until(lambda: sum(done) > before + 2)
         assert seen.all(events.DATABASE_RECOVERED) == []

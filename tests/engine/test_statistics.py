@@ -13,9 +13,9 @@ from pgworkd import App, Job, PermanentError, Snooze
 from pgworkd.admin.admin import Admin
 from pgworkd.core.events import Events
 from pgworkd.database.connection import ConnectionOptions
+from pgworkd.engine.counters import KINDS_MAX, OTHER, Counters
 from pgworkd.engine.life import signals
 from pgworkd.engine.life.daemon import Daemon
-from pgworkd.engine.tallies import KINDS_MAX, OTHER, Tallies
 from tests.kits.apps import attempt_of
 from tests.kits.daemon import insert, quick_options, running, until
 
@@ -158,18 +158,18 @@ async def test_errors_that_differ_from_their_second_line_on_are_of_one_group(
 
 
 def test_a_kind_per_job_is_counted_as_other_beyond_a_bound() -> None:
-    tallies, seen = Tallies(Events(), {"mine"}), Counter[str]()
+    counters, seen = Counters(Events(), {"mine"}), Counter[str]()
     for number in range(10 * KINDS_MAX):
         attempt = attempt_of(1)
         attempt.claimed = attempt.claimed._replace(kind=f"kind-{number}")
-        tallies.ended("completed", [attempt])
-    for (_, kind), tally in tallies.kinds.items():
-        seen[kind] += tally.ended["completed"]
+        counters.ended("completed", [attempt])
+    for (_, kind), of_kind in counters.kinds.items():
+        seen[kind] += of_kind.ended["completed"]
     declared = attempt_of(1)
     declared.claimed = declared.claimed._replace(kind="mine")
-    tallies.ended("completed", [declared])
-    assert tallies.kinds["q", "mine"].ended["completed"] == 1, "kinds of the app are never among the others"
-    assert len(tallies.kinds) == KINDS_MAX + 2
+    counters.ended("completed", [declared])
+    assert counters.kinds["q", "mine"].ended["completed"] == 1, "kinds of the app are never among the others"
+    assert len(counters.kinds) == KINDS_MAX + 2
     assert seen[OTHER] == 9 * KINDS_MAX
 
 

@@ -42,5 +42,5 @@ async def test_a_gateway_keeps_what_keep_days_says(gateway: Application, db: asy
     for days in (20, 40):
         await db.execute(DAY % {"days": days})
     async with gateway.running():
-        await until(lambda: "prune" in gateway.gateway.remote.tallies.maintenance_s)  # once, to its end
+        await until(lambda: "prune" in gateway.gateway.remote.counters.maintenance_s)  # once, to its end
     assert await db.fetchval(KEPT) == [20]

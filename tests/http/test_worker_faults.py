@@ -172,7 +172,7 @@ async def test_a_worker_that_goes_from_gateway_to_gateway_waits_for_none_of_its_
             assert await replace(worker, call=there).settle(got) == {"status": "completed", "repeated": False}
         assert max(waited_s) < 1, waited_s
         gateways = [each.client._transport.app.gateway for each in (one, other)]  # type: ignore[attr-defined]
-        ended = [gateway.remote.tallies.of("q", "q").ended["completed"] for gateway in gateways]
+        ended = [gateway.remote.counters.of("q", "q").ended["completed"] for gateway in gateways]
         assert ended == [jobs // 2] * 2, "each is counted where it was settled"
 
 

@@ -240,7 +240,7 @@ async def test_an_attempt_with_a_lease_of_its_own_outlives_its_worker(dsn: str, 
         assert (await worker.settle(got))["status"] == "completed"
         assert await status(db, job_id) == "completed"
         gateway: Gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
-        assert gateway.remote.tallies.of("q", "q").ended["completed"] == 1, "and is counted"
+        assert gateway.remote.counters.of("q", "q").ended["completed"] == 1, "and is counted"
         assert (await call.ok("GET", f"/v1/jobs/{job_id}"))["started_at"] is not None
 
 

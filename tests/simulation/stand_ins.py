@@ -14,6 +14,7 @@ import anyio
 
 import pgworkd.engine.claim.claim_loop
 import pgworkd.engine.claim.prefetch
+import pgworkd.engine.counters
 import pgworkd.engine.life.daemon
 import pgworkd.engine.life.heartbeat
 import pgworkd.engine.life.signals
@@ -24,7 +25,6 @@ import pgworkd.engine.run.runner
 import pgworkd.engine.settle.job_events
 import pgworkd.engine.settle.loop
 import pgworkd.engine.settle.settler
-import pgworkd.engine.tallies
 import pgworkd.engine.wake.poller
 from pgworkd.engine.life.heartbeat import Heartbeat
 from pgworkd.engine.life.kill_timer import KillTimer
@@ -41,7 +41,7 @@ USERS_OF_TIME = (
     pgworkd.engine.run.executor,
     pgworkd.engine.life.signals,
     pgworkd.engine.refusals,
-    pgworkd.engine.tallies,
+    pgworkd.engine.counters,
     pgworkd.engine.claim.claim_loop,
     pgworkd.engine.wake.poller,
 )

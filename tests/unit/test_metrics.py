@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from pgworkd.engine.tallies import OTHER
+from pgworkd.engine.counters import OTHER
 from pgworkd.metrics import samples as samples_module
 from pgworkd.metrics.collector import DaemonCollector
 from pgworkd.metrics.endpoint import MetricsPages, readiness

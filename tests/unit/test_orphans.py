@@ -12,6 +12,7 @@ import pytest
 
 from pgworkd.core.events import Events
 from pgworkd.engine.attempts import InFlight
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.life.maintenance import (
     ORPHANS_COST_SHARE,
     ORPHANS_OVERLAP_S,
@@ -20,7 +21,6 @@ from pgworkd.engine.life.maintenance import (
     Periods,
 )
 from pgworkd.engine.shared import Shared
-from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy
 from tests.simulation.loop import SimulationLoop, simulate
 
@@ -54,7 +54,7 @@ def searches(
             nobody,
             signals,
             owner,
-            Shared(InFlight(), events, Tallies(events)),
+            Shared(InFlight(), events, Counters(events)),
             periods=Periods(orphans_s=PERIOD_S),
             command_timeout_s=AGE_S / 3,
             on_dead=lambda _: None,

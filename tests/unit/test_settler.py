@@ -15,9 +15,9 @@ from pgworkd.core.events import Events
 from pgworkd.core.fence import Settling
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.shared import Shared
-from pgworkd.engine.tallies import Tallies
 from tests.kits.apps import attempt_of
 
 JOB = UUID(int=7)
@@ -54,7 +54,7 @@ async def test_two_attempts_of_one_job_in_one_flush_are_reported_separately(
     events_.listen(heard)
     settler = Settler(
         store,  # type: ignore[arg-type]
-        Shared(InFlight(), events_, Tallies(events_)),
+        Shared(InFlight(), events_, Counters(events_)),
         planner,
         on_completed=lambda batch: reports.extend((each.claimed.attempt, "completed") for each in batch),
         on_settled=settled,

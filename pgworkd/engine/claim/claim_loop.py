@@ -22,7 +22,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.engine.claim.care import Care
 from pgworkd.engine.claim.claim_cursor import ClaimCursor, Keyed, Start
 from pgworkd.engine.claim.poll_mode import PollMode
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.counters import Counters
 from pgworkd.errors import PgworkdError, WorkerLost
 
 CLAIM_MAX = 1_000
@@ -64,9 +64,9 @@ class Places(NamedTuple):
 class ClaimLoop(ABC):
     """The claims of one queue."""
 
-    def __init__(self, queue: str, worker: ClaimingWorker, events_: Events, tallies: Tallies) -> None:
+    def __init__(self, queue: str, worker: ClaimingWorker, events_: Events, counters: Counters) -> None:
         self.queue = queue
-        self._tallies = tallies
+        self._counters = counters
         self._notified_at: float | None = None  # of the first notification since the last claim was sent
         self.paused = self.closed = False
         self.limited = False
@@ -171,7 +171,7 @@ class ClaimLoop(ABC):
             delay_s = self._poll_mode.sleep_s(await self._iteration())
             self.sleeps_until = anyio.current_time() + delay_s
             await self._sleep()
-        self._tallies.refusals.passed(self.queue)
+        self._counters.refusals.passed(self.queue)
         self.sleeps_until = 0.0  # if it is opened again, `run` is called again, and iterates at once
 
     async def _sleep(self) -> None:
@@ -189,7 +189,7 @@ class ClaimLoop(ABC):
         """Claims once, if there is capacity. Seconds to sleep; infinite: until woken."""
         if not self._may_claim():
             if self.paused:
-                self._tallies.refusals.passed(self.queue)
+                self._counters.refusals.passed(self.queue)
             return math.inf
         self._sent, sent_at = None, time.monotonic()
         try:
@@ -203,10 +203,10 @@ class ClaimLoop(ABC):
             if announce is not None:
                 await self._announce(idle=announce)
             self._outage.passed()
-            self._tallies.refusals.passed(self.queue)
+            self._counters.refusals.passed(self.queue)
         except PgworkdError as error:
             if not isinstance(error, WorkerLost):
-                self._tallies.refusals.failed(self.queue, error, sent_at)
+                self._counters.refusals.failed(self.queue, error, sent_at)
             return await self._refused(error)
         finally:
             self._claiming = False
@@ -227,7 +227,7 @@ class ClaimLoop(ABC):
         self._poll_mode.announced = None  # the announcement may have been stored: announce again
         if isinstance(error, WorkerLost):
             self._worker.renew_now()
-        self._tallies.claims[self.queue, "failed"] += 1
+        self._counters.claims[self.queue, "failed"] += 1
         return self._outage.failed(error)
 
     def _leave(self) -> Places:

@@ -58,7 +58,7 @@ class Pool(ClaimLoop):
         settler: Settler,
         shared: Shared,
     ) -> None:
-        super().__init__(queue, worker, shared.events, shared.tallies)
+        super().__init__(queue, worker, shared.events, shared.counters)
         self.code_concurrency = concurrency
         payloads = Payloads(store, queue, shared.events)
         slots = Slots(queue, concurrency, on_low=self.claim_soon, may_start=self._may_start)
@@ -167,7 +167,7 @@ class Pool(ClaimLoop):
         self._sent = sent.order
         claimed = await self._store.claim(sent.order)
         took_s, dry = anyio.current_time() - sent.at, not self._executor.waiting
-        self._tallies.claimed(self.queue, len(claimed), took_s, sent.notified_ago_s)
+        self._counters.claimed(self.queue, len(claimed), took_s, sent.notified_ago_s)
         self._take(sent, claimed)
         if dry and len(claimed) < min(sent.order.limit, CLAIM_SOCKET_MAX):
             await asyncio.sleep(0)  # runner tasks first, unless there is more: then the next claim comes first

@@ -22,6 +22,7 @@ from pgworkd.core.source import WorkSource
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
 from pgworkd.engine.claim.pool import Pool
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.life.heartbeat import LeaseOptions
 from pgworkd.engine.life.host import uncut
 from pgworkd.engine.life.kill_timer import KillTimer
@@ -36,7 +37,6 @@ from pgworkd.engine.run.runner import Runner, RunnerParts
 from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
 from pgworkd.engine.shared import Shared
-from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
 
 __all__ = ["Daemon", "DaemonOptions", "Part"]
@@ -77,8 +77,8 @@ class Daemon:
         self._parts = parts
         self._loop: asyncio.AbstractEventLoop | None = None
         self.in_flight = InFlight()
-        self.tallies = Tallies(self.events, app.handlers)
-        self._shared = Shared(self.in_flight, self.events, self.tallies)
+        self.counters = Counters(self.events, app.handlers)
+        self._shared = Shared(self.in_flight, self.events, self.counters)
         self._store = self._make_store()
         self._queues = self._make_queues()
         self._job_events = JobEvents(app, self._store, self._shared, options.slow_min_s, options.slow_factor)
@@ -190,7 +190,7 @@ class Daemon:
             return f"stopping, {self.running} running"
         if not self.ready.is_set():
             return f"waiting for {self._member.startup.waits_for}"
-        state = (self.tallies.refusals.text() or "working") if self.worker.may_claim else "fenced: no lease"
+        state = (self.counters.refusals.text() or "working") if self.worker.may_claim else "fenced: no lease"
         if self.worker.outdated:
             state = "claims nothing: the schema is newer, upgrade pgworkd"
         return f"{state}, {self.running} running, queues: {', '.join(self.pools)}"

@@ -104,7 +104,7 @@ class Maintenance:
         self._store = store
         self._recurring = recurring
         self._owner = owner
-        self._in_flight, self._events, self._tallies = shared.in_flight, shared.events, shared.tallies
+        self._in_flight, self._events, self._counters = shared.in_flight, shared.events, shared.counters
         self._periods = periods
         self._on_dead = on_dead
         self._answer_s = command_timeout_s  # by then each claim that was under way has been answered, or given up
@@ -172,7 +172,7 @@ class Maintenance:
             began, answers = anyio.current_time(), self._store.answers
             try:
                 delay_s = await task()
-                self._tallies.maintenance_s[name].observe(anyio.current_time() - began)
+                self._counters.maintenance_s[name].observe(anyio.current_time() - began)
                 if self._store.answers != answers:  # else there was nothing to ask, or no lease to ask under
                     outage.passed()
                 self._shares[name] = min(1.0, 2 * self._shares.get(name, 1.0))
@@ -193,7 +193,7 @@ class Maintenance:
             "schedules": self._schedules_changed,
             "effects": self._effects_deferred,
             "rescue": self._worker_ended,
-            "deaths": self._tallies.died,
+            "deaths": self._counters.died,
             "sample": self._signals.sample_due,
         }
         return events_.get(name) or anyio.Event()
@@ -244,7 +244,7 @@ class Maintenance:
         self._overdue_at = began
         for job in rescued:
             if job.overdue:
-                self._tallies.failed_for(job.queue, job.kind, job.status)
+                self._counters.failed_for(job.queue, job.kind, job.status)
                 self._report(events.JOB_LEASE_PASSED, job, error=job.error)
             else:
                 self.report_lost(job)
@@ -252,7 +252,7 @@ class Maintenance:
 
     def report_lost(self, job: Rescued) -> None:
         """Counts and reports a job that was taken back from its worker."""
-        self._tallies.taken_back(job.queue, job.kind, job.status)
+        self._counters.taken_back(job.queue, job.kind, job.status)
         self._report(events.JOB_LOST, job)
 
     def _report(self, event: str, job: Rescued, **more: str) -> None:

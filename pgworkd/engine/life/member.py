@@ -94,7 +94,7 @@ class Member:
         self.planner = self.recurring = Recurring(store, shared.events)
         self.signals = Signals(
             store.signals,
-            shared.tallies,
+            shared.counters,
             options.worker_name,
             options.periods.keep_dead_days,
             rules,
@@ -112,7 +112,7 @@ class Member:
             on_dead=on_dead,
         )
         self._listener = NotificationListener(store.listener, self, shared.events)
-        self._poller = Poller(store, queues.pools, worker, shared.events, options.poll_s, shared.tallies.refusals)
+        self._poller = Poller(store, queues.pools, worker, shared.events, options.poll_s, shared.counters.refusals)
 
     @property
     def listening(self) -> bool:

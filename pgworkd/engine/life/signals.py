@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 import anyio
 
 from pgworkd.database.signal_store import DEATHS_STEP, AlertRule, Minutes, SignalStore
-from pgworkd.engine.tallies import Tallies, Tally
+from pgworkd.engine.counters import Counters, KindCounters
 from pgworkd.errors import OutcomeUnknown
 
 MINUTES_S = 10.0
@@ -37,7 +37,7 @@ class Signals:
     def __init__(
         self,
         store: SignalStore,
-        tallies: Tallies,
+        counters: Counters,
         worker_name: str,
         keep_dead_days: int,
         rules: Collection[AlertRule] = (),
@@ -47,7 +47,7 @@ class Signals:
     ) -> None:
         """`clock_ahead_s`: by how many seconds the database's clock is ahead of the host's."""
         self._store = store
-        self._tallies = tallies
+        self._counters = counters
         self._worker_name = worker_name
         self._keep_dead_days = keep_dead_days
         self._rules = rules
@@ -64,7 +64,7 @@ class Signals:
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet."""
         self.sample_due = anyio.Event()
-        self._sampled = self._tallies.calls
+        self._sampled = self._counters.calls
         delay_s = await self._store.sample()
         self._sample_at = time.monotonic() + delay_s
         return max(delay_s, IDLE_SAMPLE_S)
@@ -88,7 +88,7 @@ class Signals:
 
     async def deaths(self) -> float:
         """Counts deaths by their errors, and inserts the jobs of alerts."""
-        self._tallies.died = anyio.Event()
+        self._counters.died = anyio.Event()
         if anyio.current_time() >= self._declare_at:
             await self._declare()
         counted = await self._store.count_deaths()
@@ -99,8 +99,8 @@ class Signals:
     async def minutes(self) -> float:
         """Writes what has ended since the last call."""
         now = time.monotonic()
-        self._tallies.database_ahead_s = time.time() - now + self._clock_ahead_s()
-        totals = {key: _totals(key, tally) for key, tally in self._tallies.kinds.items()}
+        self._counters.database_ahead_s = time.time() - now + self._clock_ahead_s()
+        totals = {key: _totals(key, of_kind) for key, of_kind in self._counters.kinds.items()}
         rows = [_less(total, self._written.get(key)) for key, total in totals.items()]
         changed = [row for row in rows if row.started or row[3:7] != (0, 0, 0, 0)]
         if changed:
@@ -119,14 +119,14 @@ class Signals:
     async def tick(self) -> None:
         """Notes when a sample is due, until cancelled."""
         while True:
-            if time.monotonic() >= self._sample_at and self._tallies.calls != self._sampled:
+            if time.monotonic() >= self._sample_at and self._counters.calls != self._sampled:
                 self.sample_due.set()
             await anyio.sleep(TICK_S)
 
 
-def _totals(key: tuple[str, str], tally: Tally) -> Minutes:
-    ended, waits, runs = tally.ended, tally.waits, tally.runs
-    counts = (tally.started, ended["completed"], ended["failed"], ended["dead"], ended["released"])
+def _totals(key: tuple[str, str], of_kind: KindCounters) -> Minutes:
+    ended, waits, runs = of_kind.ended, of_kind.waits, of_kind.runs
+    counts = (of_kind.started, ended["completed"], ended["failed"], ended["dead"], ended["released"])
     return Minutes(*key, *counts, list(waits.counts), list(runs.counts), waits.sum_s, runs.sum_s)
 
 

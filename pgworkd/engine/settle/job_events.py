@@ -59,7 +59,7 @@ class JobEvents:
         self._store = store
         self._in_flight = shared.in_flight
         self._events = shared.events
-        self._tallies = shared.tallies
+        self._counters = shared.counters
         self._outage = Outage("progress", shared.events)
         self._hooks = _DeadHooks(app, shared.events)
         self._slow_min_s = slow_min_s
@@ -69,7 +69,7 @@ class JobEvents:
 
     def completed(self, batch: Sequence[Attempt]) -> None:
         """Reports completed attempts."""
-        for kind, runs_s in self._tallies.ended("completed", batch):
+        for kind, runs_s in self._counters.ended("completed", batch):
             if ran := len(runs_s):
                 runs, usual_s = self._usual.get(kind, (0, 0.0))
                 weight = max(ran / (runs + ran), 1 - (1 - WEIGHT) ** ran)
@@ -81,7 +81,7 @@ class JobEvents:
 
     def settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
         """Reports one attempt that was settled otherwise; `status` None: stale, which was reported already."""
-        self._tallies.ended("released" if status == "pending" else status or "stale", [attempt])
+        self._counters.ended("released" if status == "pending" else status or "stale", [attempt])
         if status is None:
             return
         duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started

@@ -50,7 +50,7 @@ class Settler:
         """
         self._in_flight, self._events = shared.in_flight, shared.events
         self._on_completed, self._on_settled, self._on_capacity = on_completed, on_settled, on_capacity
-        self._loop = SettleLoop(source, planner, shared.tallies.settle_s, self)
+        self._loop = SettleLoop(source, planner, shared.counters.settle_s, self)
         self.full = False
         """True while no handler may be called and no job claimed."""
         self._empty = anyio.Event()

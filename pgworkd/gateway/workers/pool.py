@@ -23,7 +23,7 @@ from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
-from pgworkd.engine.tallies import Tallies
+from pgworkd.engine.counters import Counters
 from pgworkd.errors import PgworkdError, WorkerLost
 from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
@@ -133,12 +133,12 @@ class RemotePool(ClaimLoop):
         remote: RemoteStore,
         workers: RemoteWorkers,
         events_: Events,
-        tallies: Tallies,
+        counters: Counters,
         *,
         release: Callable[[list[Fence]], None],
     ) -> None:
         """`owner`: this gateway as a worker; `release`: gives back what was claimed for somebody who has gone."""
-        super().__init__(queue, owner, events_, tallies)
+        super().__init__(queue, owner, events_, counters)
         self.concurrency = 0
         """The concurrency of `queues`, which no worker exceeds; 0: none is set."""
         self._store, self._remote, self._workers, self._release = store, remote, workers, release
@@ -248,7 +248,7 @@ class RemotePool(ClaimLoop):
                 self._may_find = True
         now = anyio.current_time()
         took_s = now - sent_at
-        self._tallies.claimed(self.queue, len(found.claims), took_s, notified_ago_s)
+        self._counters.claimed(self.queue, len(found.claims), took_s, notified_ago_s)
         self._more = len(found.claims) >= limit
         self._in_vain_for = None if found.claims else chosen[0][0].budgets
         self._may_find = self._may_find or self._more or self._poll_mode.polls_on(now)

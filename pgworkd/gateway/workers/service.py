@@ -19,13 +19,13 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.database.store import Rescued, Store
 from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.life.heartbeat import LeaseOptions
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.member import Member
 from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.life.worker import WorkerLife, WorkerProfile
 from pgworkd.engine.shared import Shared
-from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.gateway.workers.beats import Beats
 from pgworkd.gateway.workers.claims import RemoteClaims
@@ -53,7 +53,7 @@ class RemoteService:
     def __init__(self, options: DaemonOptions, events_: Events, loop_watch: LoopWatch | None = None) -> None:
         """`options`: of the gateway as a member of the fleet; its lease is its own."""
         self.events = events_
-        self.tallies = Tallies(events_)
+        self.counters = Counters(events_)
         self.queues = RemoteQueues(events_)
         self._store = Store(options.connection, lambda: len(self.queues.pools), environment=options.environment)
         self.remote = RemoteStore(options.connection, lambda: len(self.queues.pools))
@@ -68,11 +68,11 @@ class RemoteService:
             # Nothing runs here that could outlive a lease.
             LeaseOptions(LEASE_S, HEARTBEAT_S, end_process=lambda _: None, loop_watch=loop_watch),
         )
-        shared = Shared(in_flight, events_, self.tallies)
+        shared = Shared(in_flight, events_, self.counters)
         self._member = _GatewayMember(self._store, self.queues, self.owner, shared, options, on_dead=self._died)
         self._member.service = self
         recurring = self._member.recurring
-        self.settles = Settles(self.remote, self.workers, recurring, self.tallies, self._settled)
+        self.settles = Settles(self.remote, self.workers, recurring, self.counters, self._settled)
         self.beats = Beats(self.remote, self.workers, events_)
         on_lost = self._member.maintenance.report_lost
         self._watch = Watch(self.remote, self.workers, events_, on_free=self._freed, on_lost=on_lost)
@@ -141,7 +141,7 @@ class RemoteService:
         self.check()
         pool = self.queues.pools.get(queue)
         if pool is None and self._tasks is not None:
-            parts = (self.owner, self._store, self.remote, self.workers, self.events, self.tallies)
+            parts = (self.owner, self._store, self.remote, self.workers, self.events, self.counters)
             pool = self.queues.pools[queue] = RemotePool(queue, *parts, release=self.settles.release)
             self.queues.overrides.apply(pool)
             self._tasks.start_soon(pool.run, name=f"pool {queue}")
@@ -178,7 +178,7 @@ class RemoteService:
                 counted["released" if status == "pending" else status].append(attempt)
                 self._wake(attempt, outcome, status)
         for status, attempts in counted.items():
-            self.tallies.ended(status, attempts)
+            self.counters.ended(status, attempts)
 
     def _wake(self, attempt: Attempt, outcome: Outcome, status: str) -> None:
         if attempt.claimed.schedule is not None and self._lacks_next(attempt, status):

@@ -17,10 +17,10 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.engine.attempts import Attempt
+from pgworkd.engine.counters import Counters
 from pgworkd.engine.settle.delayed import LOCKED_CAP_S
 from pgworkd.engine.settle.item import size_of
 from pgworkd.engine.settle.loop import Planner, SettleLoop, Statuses
-from pgworkd.engine.tallies import Tallies
 from pgworkd.errors import DatabaseBusy, DatabaseError, DatabaseUnavailable, LeaseLost, PgworkdError
 from pgworkd.gateway.workers.workers import RemoteWorkers
 
@@ -106,13 +106,13 @@ class Settles:
         store: RemoteStore,
         workers: RemoteWorkers,
         planner: Planner,
-        tallies: Tallies,
+        counters: Counters,
         on_settled: Callable[[Sequence[EndedAttempt]], None],
     ) -> None:
         """`on_settled` gets those of each flush; `planner` knows which occurrences follow them."""
         self._store, self._workers = store, workers
         self._on_settled = on_settled
-        self._loop = SettleLoop(store, planner, tallies.settle_s, self)
+        self._loop = SettleLoop(store, planner, counters.settle_s, self)
 
     async def settle(self, fence: Fence, outcome: Outcome, patience_s: float = LOCKED_S) -> SettleAnswer:
         """Settles one attempt; a locked row is tried again for `patience_s` seconds.

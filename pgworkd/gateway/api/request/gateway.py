@@ -170,7 +170,7 @@ class Gateway:
     async def metrics(self) -> tuple[Samples, list[Check]]:
         """The values of the `database` families, and whether it answers and fits; at most a few seconds old."""
         samples, checks = await self._reader.read()
-        refused = self.remote.tallies.refusals.text()
+        refused = self.remote.counters.refusals.text()
         return samples, [*checks, Check("claims", not refused, refused or "none is refused")]
 
     def stop_waiting(self) -> None:

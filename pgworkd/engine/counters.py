@@ -27,7 +27,7 @@ OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "
 """How attempts end. failed: to be retried; stale: not stored, because the job was rescued or settled before."""
 
 
-class Tally:
+class KindCounters:
     """The attempts of one kind in one queue that have ended."""
 
     __slots__ = ("ended", "runs", "started", "waits")
@@ -48,14 +48,14 @@ class Tally:
         self.runs.observe_all(runs_s)
 
 
-class Tallies:
-    """All counts of this process."""
+class Counters:
+    """All counters of this process."""
 
     def __init__(self, events_: Events, declared: Container[str] = ()) -> None:
         """`declared`: the kinds of the app, which have places of their own."""
         self._declared, self._known = declared, {True: 0, False: 0}
-        self.kinds: dict[tuple[str, str], Tally] = {}
-        """The tally of each queue and kind."""
+        self.kinds: dict[tuple[str, str], KindCounters] = {}
+        """The counters of each queue and kind."""
         self.claims: Counter[tuple[str, str]] = Counter()
         """Claims by queue and result: jobs, empty, failed."""
         self.refusals = Refusals(events_)
@@ -74,8 +74,8 @@ class Tallies:
         """Set when a job has died here, until `Signals` has counted it."""
         events_.listen(self._on_fence, except_for=events.names() - {events.LEASE_FENCED})
 
-    def of(self, queue: str, kind: str) -> Tally:
-        """The tally of a kind; beyond KINDS_MAX that the app does not declare, that of OTHER."""
+    def of(self, queue: str, kind: str) -> KindCounters:
+        """The counters of a kind; beyond KINDS_MAX that the app does not declare, those of OTHER."""
         found = self.kinds.get((queue, kind))
         if found is None:
             if kind != OTHER:
@@ -83,7 +83,7 @@ class Tallies:
                 if self._known[ours] >= KINDS_MAX:
                     return self.of(queue, OTHER)
                 self._known[ours] += 1
-            found = self.kinds[queue, kind] = Tally()
+            found = self.kinds[queue, kind] = KindCounters()
         return found
 
     def claimed(self, queue: str, jobs: int, took_s: float, notified_ago_s: float | None) -> None:
