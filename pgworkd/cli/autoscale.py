@@ -117,7 +117,7 @@ class _Scaling:
         self.run, self._scaler = scaler.run, scaler
 
     def stop(self, requests: int) -> float:
-        """As of `Runs`: at request number 3 the workers are killed."""
+        """Stops the workers; at request number 3 they are killed."""
         self._scaler.request_stop(requests)
         return math.inf
 

@@ -122,7 +122,7 @@ class _Gateway:
         self._server = server(app, settings.shutdown_s, listed(settings.http_proxies))
 
     async def run(self) -> int:
-        """As of `Runs`."""
+        """Serves until it is stopped."""
         import anyio
 
         from pgworkd.core import log
@@ -148,7 +148,7 @@ class _Gateway:
         log.logger().info("http.listening", address=str(bound(self._listener)))
 
     def stop(self, requests: int) -> float | None:
-        """As of `Runs`."""
+        """Ends waiting requests, and the server; at request number 2 at once."""
         if requests > 2:
             return None
         self.stop_requested.set()

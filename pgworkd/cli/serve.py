@@ -144,7 +144,7 @@ class _Runs:
         self.run = daemon.run
 
     def stop(self, requests: int) -> float | None:
-        """As of `Runs`."""
+        """Stops the daemon or the supervisor; number 3 kills the processes of a supervisor."""
         daemon, supervises = self._daemon, isinstance(self._daemon, Supervisor)
         if requests > 2:
             if isinstance(daemon, Supervisor):

@@ -67,7 +67,7 @@ class _Exporter:
         self._listener, self._settings, self._stopped = listener, settings, anyio.Event()
 
     async def run(self) -> int:
-        """As of `Runs`."""
+        """Serves metrics until it is stopped."""
         import anyio
         from anyio.from_thread import BlockingPortal
 
@@ -90,7 +90,7 @@ class _Exporter:
         return 0
 
     def stop(self, requests: int) -> float | None:
-        """As of `Runs`."""
+        """Ends the exporter."""
         self._stopped.set()
         return STOP_S if requests < 3 else None
 

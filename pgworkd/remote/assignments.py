@@ -42,7 +42,7 @@ class Assignments:
         self._texts[job_id, attempt] = (text, token_of(worker_id))
 
     def remove(self, attempts: Iterable[Attempt]) -> None:
-        """They are settled, or not ours any more."""
+        """Removes attempts that are settled, or not ours any more."""
         for attempt in attempts:
             if (found := self._texts.pop(attempt, None)) is not None:
                 self._attempts.pop(found[0], None)

@@ -88,7 +88,8 @@ class GatewayClient:
         try:
             with anyio.fail_after(limit_s):
                 request = self._opened().build_request(
-                    *(method, self._url(path)),
+                    method,
+                    self._url(path),
                     content=content,
                     headers=headers,
                     timeout=limit_s,

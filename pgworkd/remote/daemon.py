@@ -41,18 +41,18 @@ class RemoteLife(WorkerLife):
 
     @property
     def may_claim(self) -> bool:
-        """As `WorkerLife`, and while no operator objects."""
+        """True while there is a lease, no stop, and no objection of an operator."""
         return super().may_claim and not self.quiet
 
     def on_instructions(self, instructions: Instructions) -> None:
-        """As `WorkerLife`; stops what is not ours any more, and does what an operator asks."""
+        """Does what a beat's answer says; stops what is not ours any more."""
         super().on_instructions(instructions)
         if isinstance(instructions, RemoteInstructions):
             self.obey(instructions)
 
 
 class RemoteMember:
-    """Of the fleet of a gateway, which does for all workers what a member does beside its own work: `Membership`."""
+    """A member of a gateway's fleet. The gateway does for all workers what a member does beside its own work."""
 
     def __init__(
         self, store: GatewayStore, queues: QueueSet, worker: RemoteLife, events_: Events, wait_s: float
@@ -70,26 +70,26 @@ class RemoteMember:
         return self.worker.database_answers
 
     async def register(self, app: Registry) -> float:
-        """As of `Membership`."""
+        """Declares the schedules of the code, and registers; see `Membership`."""
         await self._store.declare(rules_of(app))
         return await self.worker.register()
 
     async def attend(self, tasks: TaskGroup) -> None:
-        """As of `Membership`."""
+        """Starts telling the gateway which queues are served; see `Membership`."""
         tasks.start_soon(self._tell_queues, name="queues")
         with anyio.move_on_after(self._wait_s):
             await self._queues.overrides.first.wait()
 
     def schedules_changed(self) -> None:
-        """Nothing: the gateway knows."""
+        """Does nothing: the gateway knows the schedules."""
 
     async def sign_off(self, until: float) -> str | None:
-        """As of `Membership`."""
+        """Ends the registration; see `Membership`."""
         await self.worker.stop()
         return await self.worker.sign_off(until)
 
     async def close(self) -> None:
-        """As of `Membership`."""
+        """Ends the heartbeat and the connections."""
         await self.worker.stop()
         await self._store.close()
 
@@ -133,7 +133,7 @@ class RemoteDaemon(Daemon):
         super().__init__(app, options, **more)
 
     def request_stop(self, *, now: bool = False) -> None:
-        """As `Daemon`; the gateway answers claims that wait as soon as it knows."""
+        """Requests a stop; the gateway answers claims that wait as soon as it knows."""
         super().request_stop(now=now)
         if self.worker.heartbeat is not None:
             self.worker.heartbeat.state = "stopping"

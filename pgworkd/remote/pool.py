@@ -21,7 +21,7 @@ class LongPoll(PollMode):
         self._pause_s = 0.0
 
     def after_claim(self, claimed: int, now: float, *, full: bool) -> bool | None:
-        """Nothing is announced."""
+        """Announces nothing."""
         self._pause_s = PAUSE_S if not claimed and now - self._claimed_at < QUICK_S else 0.0
         self._claimed_at = now
         return None
@@ -41,11 +41,11 @@ class LongPollPool(Pool):
         self._on_change = on_change
 
     def close(self) -> None:
-        """As `Pool`."""
+        """Closes the pool, and has the gateway told."""
         super().close()
         self._on_change()
 
     def forget_announcement(self) -> None:
-        """Its settings have changed."""
+        """Has the gateway told of changed settings."""
         super().forget_announcement()
         self._on_change()

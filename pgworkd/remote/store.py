@@ -75,10 +75,10 @@ class GatewayStore:
     async def set_pool(
         self, worker_id: int, queue: str, slots: int, *, idle: bool, code: tuple[int | None, str | None] = (None, None)
     ) -> None:
-        """Nothing: see `serve`, which a claim that waits does not hold up."""
+        """Does nothing: `serve` tells the gateway, and a claim that waits does not hold that up."""
 
     async def drop_pool(self, worker_id: int, queue: str) -> None:
-        """Nothing: see `serve`."""
+        """Does nothing: `serve` tells the gateway."""
 
     @property
     def is_served(self) -> bool:
@@ -173,11 +173,11 @@ class GatewayStore:
         return statuses
 
     async def running(self, fences: Sequence[Fence]) -> set[UUID]:
-        """Those of these that the last settle found locked."""
+        """Returns the jobs of these attempts that the last settle found locked."""
         return self._locked.intersection(fence.job_id for fence in fences)
 
     async def settled(self, fences: Sequence[Fence]) -> dict[UUID, str]:
-        """Nothing: the gateway answers a repeated settle with the status that the first one has set."""
+        """Returns nothing: the gateway answers a repeated settle with the status that the first one has set."""
         return {}
 
     async def report_progress(self, rows: Sequence[tuple[UUID, int, float, str]], worker_id: int | None = None) -> None:
@@ -197,7 +197,7 @@ class GatewayStore:
         return []
 
     async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
-        """Never called, as there are no transactions."""
+        """Returns False: there are no transactions, and this is never called."""
         return False
 
     async def declare(self, rules: Mapping[str, Mapping[str, Any]]) -> None:

@@ -61,7 +61,7 @@ class _Beat:
 
 
 class Beats:
-    """Sends them."""
+    """The beats of all workers, and one loop that sends them."""
 
     def __init__(self, store: RemoteStore, workers: RemoteWorkers, events_: Events) -> None:
         self._store, self._workers = store, workers
@@ -103,7 +103,7 @@ class Beats:
         return beat
 
     async def run(self) -> None:
-        """Until cancelled; those that wait then are answered with an error."""
+        """Sends beats until cancelled; callers that wait then get an error."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send_all)
@@ -193,7 +193,7 @@ class Beats:
             worker.begun = {each[:2] for each in own if each.job_id not in failed}
 
     async def _list_held(self, held: Sequence[Fence]) -> set[UUID]:
-        """Those that are locked, or that something refuses to have changed: their worker's next beat tries again."""
+        """Returns the jobs that are locked or that something refuses to have changed: the next beat tries again."""
         try:
             return await self._store.list_held(held)
         except DatabaseError as error:

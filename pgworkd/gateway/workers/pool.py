@@ -70,7 +70,7 @@ class Waiter:
         self.answered = asyncio.Event()
         self._returned: asyncio.Event | None = None
         self.is_leaving = self.is_gone = False
-        """It waits no longer, but takes what a claim under way gives it; nobody will take that."""
+        """The request waits no longer, but takes what a claim under way gives; nobody will take that."""
         self.pools: list[RemotePool] = []
         self._unasked: set[RemotePool] = set()
 
@@ -81,7 +81,7 @@ class Waiter:
             pool.add(self)
 
     async def wait(self, for_s: float) -> None:
-        """Until it is answered, or for that many seconds."""
+        """Waits for an answer, for `for_s` seconds at most."""
         timer = asyncio.get_running_loop().call_later(for_s, self.answered.set)
         try:
             await self.answered.wait()
@@ -95,7 +95,7 @@ class Waiter:
             self._returned.set()
 
     async def until_returned(self) -> None:
-        """Until no pool claims for it."""
+        """Waits until no pool claims for this request."""
         while self.pool is not None:
             self._returned = asyncio.Event()
             await self._returned.wait()
@@ -117,7 +117,7 @@ class Waiter:
             self.answered.set()
 
     def fail(self, error: PgworkdError) -> None:
-        """Its request is answered with this error."""
+        """Answers the request with an error."""
         self.error = error
         self.answered.set()
 
@@ -149,7 +149,7 @@ class RemotePool(ClaimLoop):
         """When the last waiter left."""
 
     def release_unstarted(self, reason: Reason, *, keep: int = 0) -> None:
-        """Nothing is claimed ahead of those that wait."""
+        """Releases nothing: no job is claimed ahead of a request."""
 
     def claim_soon(self) -> None:
         """A claim may find something."""
@@ -190,7 +190,7 @@ class RemotePool(ClaimLoop):
             waiter.refuse(self)
 
     def remove(self, waiter: Waiter) -> None:
-        """It waits no longer."""
+        """Removes a request that waits no longer."""
         self._waiting.pop(waiter, None)
         if not self._waiting:
             self.left_at = anyio.current_time()

@@ -35,7 +35,7 @@ class RemoteQueues:
             pool.claim_soon()
 
     def release_unstarted(self, reason: Reason) -> None:
-        """Nothing is claimed ahead."""
+        """Releases nothing: no job is claimed ahead."""
 
     def forget_announcements(self) -> None:
         """Announces all pools again."""

@@ -36,7 +36,7 @@ from pgworkd.gateway.workers.watch import Watch
 from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 LEASE_S, HEARTBEAT_S = 10.0, 2.5
-"""Of the gateway itself: as short as the shortest lease of a worker, which else is judged with a delay: see had_time().
+"""The gateway's own lease: as short as the shortest one of a worker, which else is judged with a delay (had_time()).
 """
 AGAIN_S = 5.0
 """Before another start, after one that failed for a reason that waiting alone may not cure."""
@@ -88,7 +88,7 @@ class RemoteService:
             raise DatabaseUnavailable("this gateway is not registered in the database at the moment")
 
     async def run(self) -> None:
-        """Until `request_stop`; starts again when the database is there."""
+        """Serves until `request_stop`; starts again when the database is there."""
         try:
             while not self._stop.is_set():
                 try:
@@ -233,12 +233,12 @@ class _GatewayMember(Member):
     service: RemoteService
 
     def on_worker(self, worker_id: int) -> None:
-        """As `Member`, or for a remote worker."""
+        """Passes on the news of a remote worker."""
         super().on_worker(worker_id)
         if worker_id != self.worker.worker_id:
             self.service.news_of(worker_id)
 
     def on_reconnect(self) -> None:
-        """As `Member`, and for the remote workers."""
+        """Restores what the server may have lost of remote workers, too."""
         super().on_reconnect()
         self.service.reconnected()

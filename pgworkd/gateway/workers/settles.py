@@ -40,7 +40,7 @@ class Settled(enum.Enum):
 
     NOW = "now"
     BEFORE = "before"
-    """The same had been settled already: a repetition."""
+    """A repetition: the attempt had been settled so already."""
 
 
 class EndedAttempt(NamedTuple):
@@ -127,7 +127,7 @@ class Settles:
     async def settle_many(
         self, settles: Sequence[tuple[Fence, Outcome]], patience_s: float = LOCKED_S
     ) -> list[SettleAnswer | PgworkdError]:
-        """The same for many at once, in their order, each for itself: its answer, or its error."""
+        """Settles many attempts at once, each for itself; the answer or the error of each, in order."""
         call = _Call(len(settles), patience_s)
         items = [self._put(fence, outcome, call) for fence, outcome in settles]
         if items:
@@ -170,7 +170,7 @@ class Settles:
         return self._loop.count
 
     async def run(self) -> None:
-        """Until cancelled; those that wait then are answered with an error."""
+        """Settles until cancelled; callers that wait then get an error."""
         try:
             await self._loop.run()
         finally:
@@ -200,13 +200,13 @@ class Settles:
                 item.attempt = attempt
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:
-        """Never called: a gateway does not wait."""
+        """Does nothing: a gateway does not wait, and is never asked to."""
 
     def answered(self) -> None:
-        """Nothing."""
+        """Does nothing: no outage is told here."""
 
     def flushed(self) -> None:
-        """Nothing."""
+        """Does nothing: nobody waits for capacity."""
 
     def settled(self, items: Sequence[_Item], statuses: Statuses, before: Statuses) -> None:
         """Answers whoever waits for them."""
@@ -231,7 +231,7 @@ class Settles:
                 item.end(found)
 
     def instead(self, item: _Item, error: DatabaseError) -> Outcome | None:
-        """Nothing: whoever has sent it learns why."""
+        """Stores nothing else: the sender learns why."""
         self.postpone([item], error)
         return None
 

@@ -49,7 +49,7 @@ class Watch:
         self._took_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watches until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._compare_all)
             tasks.start_soon(self._recount_full)

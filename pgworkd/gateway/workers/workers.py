@@ -42,7 +42,7 @@ class RemoteWorker:
         self.requested = stored.requested
         """What an operator asks of it: quiet, stop, or None."""
         self.is_stopping = False
-        """It says that it is about to end: it is given nothing more."""
+        """The worker is about to end, as it says: no job is given to it."""
         self.held: dict[UUID, Attempt] = {}
         """Attempts claimed here that it has not settled."""
         self.elsewhere: dict[UUID, tuple[int, str]] = {}
@@ -56,7 +56,7 @@ class RemoteWorker:
         self.claim_id = 0
         """The last of its claims whose answer it had read or given up when it sent that list, as all before it."""
         self.begun: set[tuple[UUID, int]] = set()
-        """Those that it holds, and that the database knows to have begun."""
+        """The attempts it holds that the database knows to have begun."""
         self.heard_at = anyio.current_time()
         self.recounted_at = -RECOUNT_S
         self.is_lost = False
@@ -92,7 +92,7 @@ class RemoteWorker:
         self.claim_id, self.listed = claim_id, held
 
     def not_listed(self, rows: Iterable[RunningAttempt]) -> list[Fence]:
-        """Those of these attempts that it would have listed if it held them."""
+        """Returns the attempts among these that the worker would have listed if it held them."""
         return [
             Fence(row.job_id, row.attempt, self.id, self.id.token)
             for row in rows
@@ -114,7 +114,7 @@ class RemoteWorker:
             self.tell_waiters()
 
     def lose(self) -> None:
-        """It is presumed dead, or has signed off."""
+        """Notes that the worker is presumed dead, or has signed off."""
         self.is_lost = True
         self.tell_waiters()
 
@@ -128,7 +128,7 @@ class RemoteWorker:
 
 
 class RemoteWorkers:
-    """All of them, by id."""
+    """All remote workers that this gateway knows, by id."""
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
