@@ -1,25 +1,20 @@
-"""The HTTP server of metrics and health: a few threads that wait for connections, apart from the event loop.
+"""The port of metrics and health: the HTTP server of the standard library, with limits that it does not have.
 
-A handler that computes in the event loop keeps Python's interpreter lock, and a thread waits up to 5 ms for it after
-every call of the system. So a connection costs three of them (accept, receive, send), no thread is started for it, and
-the answer is sent in one piece. The standard library reads the request.
-
-Each thread serves one connection at a time, which is over after one answer or SERVED_S seconds: that bounds what
-clients can take, however slow and many they are.
+It runs in threads, apart from the event loop, and listens on a socket that it is given. At most CONNECTIONS are served
+at a time, others wait to be accepted, and one that is not over after SERVED_S is cut off: that bounds what clients can
+take, however slow and many they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from pgworkd.core.address import Address
@@ -27,13 +22,12 @@ from pgworkd.core.log import logger as _logger
 from pgworkd.errors import UsageError
 from pgworkd.process import forks, local_sockets
 
-THREADS = 4
+CONNECTIONS = 4
 BACKLOG = 64
 SERVED_S = 3.0
-"""How long one connection may take, in seconds, from its first byte to its last."""
-REQUEST_BYTES_MAX = 16 * 1024
-PIECE_BYTES = 256 * 1024
-_WAIT = struct.pack("ll", 1, 0)  # of one call of the system: a second
+"""How long one connection may take, in seconds."""
+CHECK_S = 0.5
+"""How often connections that take longer are looked for, in seconds."""
 
 
 class Reply(NamedTuple):
@@ -48,89 +42,82 @@ Respond = Callable[[str, list[str]], "Reply | None"]
 """A function that answers a path, with the values of the header Accept; None: no such page. Called in threads."""
 
 
-class PageServer:
-    """Serves pages over HTTP from threads of its own, on a listening socket that it closes."""
+class PageServer(ThreadingHTTPServer):
+    """Serves pages over HTTP on a listening socket, which it closes."""
 
     def __init__(self, listener: socket.socket, respond: Respond) -> None:
-        self._listener = listener
-        self._respond = respond
-        self._closing = False
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"pgworkd http {number}", daemon=True)
-            for number in range(1, THREADS + 1)
-        ]
+        super().__init__(listener.getsockname(), _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.respond = respond
+        self._free = threading.Semaphore(CONNECTIONS)
+        self._until: dict[Any, float] = {}
+        """When each connection is cut off."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Serves while the block lasts."""
-        for thread in self._threads:
-            thread.start()
+        threading.Thread(target=self.serve_forever, args=(CHECK_S,), name="pgworkd http", daemon=True).start()
         try:
             yield
         finally:
-            self._closing = True
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for a connection
-            self._listener.close()
-            for thread in self._threads:
-                thread.join(0.1)
+                self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
+            self._free.release()  # or for the end of one
+            self.shutdown()
+            self.server_close()
 
-    def _serve(self) -> None:
-        while not self._closing:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
-                if not self._closing and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    time.sleep(0.2)  # the connection keeps waiting
-                continue
-            forks.keep_private(connection)
-            with connection, contextlib.suppress(OSError):
-                if connection.family == socket.AF_UNIX and not local_sockets.is_trusted(connection):
-                    continue
-                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # settimeout() would double the calls
-                    connection.setsockopt(socket.SOL_SOCKET, option, _WAIT)
-                _Request(connection, self._respond)
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection."""
+        try:
+            connection, peer = super().get_request()
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # that the server ends
+                time.sleep(0.2)  # perhaps all descriptors are used up: the connection keeps waiting
+            raise
+        forks.keep_private(connection)
+        return connection, peer
 
+    def verify_request(self, request: Any, _: Any) -> bool:
+        """Whether the other side may ask."""
+        return request.family != socket.AF_UNIX or local_sockets.is_trusted(request)
 
-class _Incoming(io.RawIOBase):
-    """The bytes that a client sends, up to a size and a time."""
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a connection in a thread, once there is one less than CONNECTIONS."""
+        while not self._free.acquire(timeout=CHECK_S):
+            self.service_actions()
+        self._until[request] = time.monotonic() + SERVED_S
+        super().process_request(request, client_address)
 
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self._connection, self._until, self._left = connection, until, REQUEST_BYTES_MAX
+    def service_actions(self) -> None:
+        """Cuts off the connections that take too long: what their threads wait for fails."""
+        for connection, until in list(self._until.items()):
+            if until < time.monotonic():
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
-    def readable(self) -> bool:
-        return True
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection."""
+        if self._until.pop(request, None) is not None:
+            self._free.release()
+        super().shutdown_request(request)
 
-    def readinto(self, buffer: Any) -> int:
-        if self._left <= 0 or time.monotonic() > self._until:
-            raise TimeoutError
-        count = self._connection.recv_into(buffer)
-        self._left -= count
-        return count
+    def handle_error(self, *_: object) -> None:
+        """A client that is gone, or was cut off, is not logged."""
 
 
 class _Request(BaseHTTPRequestHandler):
     """A request and its answer. Nothing in it is trusted: the path is compared, Host is not looked at."""
 
+    server: PageServer
     server_version, sys_version = "pgworkd", ""
-
-    def __init__(self, connection: socket.socket, respond: Respond) -> None:
-        self._respond = respond
-        self._until = time.monotonic() + SERVED_S
-        super().__init__(connection, None, None)  # type: ignore[arg-type] # peer and server, which only logs would need
-
-    def setup(self) -> None:
-        self.rfile = io.BufferedReader(_Incoming(self.request, self._until))
-        self.wfile = self._answer = io.BytesIO()
-
-    def finish(self) -> None:
-        rest = memoryview(self._answer.getvalue())
-        while rest and time.monotonic() < self._until:
-            rest = rest[self.request.send(rest[:PIECE_BYTES]) :]
+    wbufsize = -1  # headers and page in one piece: each call of the system may wait for a handler that computes
+    error_content_type = "text/plain; charset=utf-8"
+    error_message_format = "%(code)d %(message)s: speak plain HTTP/1.1 here\n"  # a TLS handshake gets this
 
     def do_GET(self) -> None:
         try:
-            answer = self._respond(self.path.partition("?")[0], self.headers.get_all("Accept", []))
+            answer = self.server.respond(self.path.partition("?")[0], self.headers.get_all("Accept", []))
         except Exception:  # noqa: BLE001 - the server goes on
             _logger().exception("metrics.failed", path=self.path[:100])
             answer = Reply(500, "text/plain; charset=utf-8", b"internal error: see the log\n")
@@ -153,16 +140,6 @@ class _Request(BaseHTTPRequestHandler):
         self.end_headers()
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse  # noqa: N815
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answers what the standard library cannot read, in plain text, not its HTML; such as a TLS handshake."""
-        self.close_connection = True
-        body = f"{code} {message or ''}: speak plain HTTP/1.1 here\n".encode("latin-1", "replace")
-        self.send_response(code, message)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Logs nothing: there is a request every few seconds."""
