@@ -28,7 +28,7 @@ from . import (
     rivals,
     scrape,
 )
-from .bench import Bench
+from .bench import Bench, rows_named
 from .measure import Line
 from .processes import BenchmarkError, until_told
 from .server import Server, default_scratch, embedded
@@ -113,13 +113,6 @@ def _report(
         wanted.svg.write_text(chart.svg(title, f"{found['date'][:10]}, {subtitle}", lines, bench.rates))
 
 
-def _names(only: str) -> list[str]:
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(ROWS)
-    if unknown := [name for name in names if name not in ROWS]:
-        raise typer.BadParameter(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    return [name for name in ROWS if name in names]
-
-
 def main(
     only: Annotated[str, typer.Option(metavar="ROW,...", help=f"Only these rows: {', '.join(ROWS)}.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="How often each contender runs.")] = 3,
@@ -132,7 +125,7 @@ def main(
     pg_bin: Annotated[Path | None, typer.Option(help="Run the Postgres found in this directory.")] = None,
 ) -> None:
     """Measure pgworkd against its references. A missed bar is only reported; a lost job is an error."""
-    wanted = Wanted(_names(only), rounds, scale, peers, scratch or default_scratch(), json, svg)
+    wanted = Wanted(rows_named(only, ROWS), rounds, scale, peers, scratch or default_scratch(), json, svg)
     with ExitStack() as stack:
         code = uvloop.run(until_told(measure(dsn or stack.enter_context(embedded(wanted.scratch, pg_bin)), wanted)))
     raise typer.Exit(code)

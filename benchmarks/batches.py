@@ -9,8 +9,10 @@ from typing import Any
 import anyio
 import asyncpg
 
+from pgworkd.bench.measure import Drain
+
 from .bench import Bench
-from .drain import JOBS, Drain, drain, rates
+from .drain import JOBS, drain, rates
 from .measure import Bar, Line, interleave
 from .systems import PAYLOAD_SQL, System, ours
 

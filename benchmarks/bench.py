@@ -6,13 +6,14 @@ import itertools
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import typer
 
 from .bare import DSN
 from .measure import Rates
@@ -84,6 +85,14 @@ async def _all_running(
         _all_running(command, environ, logs, count - 1, numbers) as more,
     ):
         yield [first, *more]
+
+
+def rows_named(only: str, rows: Iterable[str]) -> list[str]:
+    """The rows that the option --only names, in their order; all if it names none. Raises typer.BadParameter."""
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if unknown := set(names).difference(rows):
+        raise typer.BadParameter(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    return [name for name in rows if name in names or not names]
 
 
 def daemon(*queues: str, app: str = "app") -> list[str]:

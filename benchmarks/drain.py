@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import asyncpg
+
+from pgworkd.bench.measure import Drain
 
 from .bench import Bench, calm, stop_all
 from .measure import Bar, Line, Rates, interleave
@@ -23,19 +24,6 @@ from .systems import System, bare_loop, ours, verify, without_history
 JOBS = 50_000
 NAPS_PER_S = 10_000.0
 """The rate of ten slots that await 1 ms each, without any overhead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """One drain: jobs a second, and CPU microseconds a job (None: the server is on another machine)."""
-
-    rate: float
-    worker_us: float = 0.0
-    server_us: float | None = None
-
-    def __str__(self) -> str:
-        server = "" if self.server_us is None else f" + {self.server_us:.1f}"
-        return f"{self.rate:,.0f}/s, {self.worker_us:.1f}{server} us of CPU per job"
 
 
 async def drain(bench: Bench, system: System, jobs: int, *, workers: int = 1) -> Drain:
@@ -68,11 +56,11 @@ async def race(
     environ = {**system.environ, "PGWORKD_BENCH_JOBS": str(last)}
     async with bench.fleet(system.command, dsn, count=workers, environ=environ) as (programs, tallies):
         await until(lambda: tallies.first_ns() is not None, f"{system.name} calls its first handler", programs)
-        before = sum(cpu_s(each.pid) for each in programs), bench.server.cpu_s()
         began_ns, from_calls = tallies.first_ns() or 0, 0
         if begin:
             began_ns = await until(lambda: tallies.calls() >= begin, f"{system.name} runs {begin} jobs", programs)
             from_calls = tallies.calls()
+        before = sum(cpu_s(each.pid) for each in programs), bench.server.cpu_s()
         ended_ns = await until(lambda: tallies.calls() >= last, f"{system.name} runs {last} jobs", programs)
         calls = tallies.calls()
         if end is None:
@@ -83,11 +71,8 @@ async def race(
         else:
             await programs[0].stop()
         await verify(system, connection, tallies.calls(), loaded, since)
-    return Drain(
-        rate=(calls - from_calls) / (ended_ns - began_ns) * 1e9,
-        worker_us=(after[0] - before[0]) / calls * 1e6,
-        server_us=None if after[1] is None or before[1] is None else (after[1] - before[1]) / calls * 1e6,
-    )
+    server_s = None if after[1] is None or before[1] is None else after[1] - before[1]
+    return Drain(calls - from_calls, (ended_ns - began_ns) / 1e9, after[0] - before[0], server_s)
 
 
 async def _empty(system: System, connection: asyncpg.Connection[Any]) -> bool:
@@ -98,7 +83,7 @@ async def naps(bench: Bench, jobs: int) -> Drain:
     """The rate of tasks that only await 1 ms: no jobs, no database."""
     command = [sys.executable, "-m", "benchmarks.bare", "naps", str(jobs), "10"]
     async with running(command, {}, bench.scratch / "logs" / "naps.log") as program:
-        return Drain(float(await program.finished()))
+        return Drain(jobs, jobs / float(await program.finished()))
 
 
 def rates(samples: Sequence[Drain]) -> list[float]:

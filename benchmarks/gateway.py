@@ -14,12 +14,13 @@ import anyio
 from anyio.to_thread import run_sync
 
 from pgworkd.admin import Admin
+from pgworkd.bench.measure import Times
 from pgworkd.database.connection import ConnectionOptions
 
 from .bench import PGWORKD, Bench, calm, daemon
 from .drain import drain, rates
 from .footprint import REPORTED_S
-from .latency import Waits, ready, timed
+from .latency import ready, timed
 from .measure import Bar, Line, Rates, interleave
 from .processes import BenchmarkError, Program, running, until
 from .scrape import free_port
@@ -115,7 +116,7 @@ async def jobs_through_gateway(bench: Bench, what: str, clients: int, seconds: f
     return found
 
 
-async def _waits(bench: Bench, jobs: int, *, remote: bool) -> Waits:
+async def _waits(bench: Bench, jobs: int, *, remote: bool) -> Times:
     """How long each of some jobs waits for the handler of a daemon, one with the database or one with a gateway."""
     system = ours(queue="latency", slots=10)
     await bench.server.template(system.template, system.make)

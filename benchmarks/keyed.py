@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from pgworkd.bench.measure import Drain
 from pgworkd.database import schema
 
 from .bench import Bench, calm
-from .drain import JOBS, Drain, drain, race, rates
+from .drain import JOBS, drain, race, rates
 from .measure import Bar, Line, interleave
 from .pressure import executed_all
 from .systems import PAYLOAD_SQL, filling, ours

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import anyio
 import asyncpg
 
+from pgworkd.bench.measure import Times
+
 from .bench import Bench, calm
-from .measure import Bar, Line, Rates, interleave, percentile
+from .measure import Bar, Line, Rates, interleave
 from .processes import BenchmarkError, Program, until
 from .systems import System, bare_loop, named, ours
 from .tally import Tallies
@@ -25,20 +26,6 @@ _INSERT = {
     "pgworkd": "INSERT INTO pgworkd.jobs (queue, payload) VALUES ('latency', $1::text::jsonb)",
     "bare loop": "INSERT INTO narrow (queue, payload) VALUES ('bench', $1::text::jsonb)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The waits of one round, in ms."""
-
-    all_ms: Sequence[float]
-
-    def at(self, percent: float) -> float:
-        """A percentile, in ms."""
-        return percentile(self.all_ms, percent)
-
-    def __str__(self) -> str:
-        return f"p50 {self.at(50):.2f}  p95 {self.at(95):.2f}  p99 {self.at(99):.2f} ms"
 
 
 async def ready(connection: asyncpg.Connection[Any], pools: int, workers: int = 1) -> bool:
@@ -57,7 +44,7 @@ async def _listening(connection: asyncpg.Connection[Any]) -> bool:
     return bool(await connection.fetchval(sql))
 
 
-async def waits(bench: Bench, system: System, jobs: int) -> Waits:
+async def waits(bench: Bench, system: System, jobs: int) -> Times:
     """Inserts one job every 20 ms into an idle worker's queue; returns how long each waited."""
     await bench.server.template(system.template, system.make)
     async with (
@@ -73,7 +60,7 @@ async def waits(bench: Bench, system: System, jobs: int) -> Waits:
 
 async def timed(
     connection: asyncpg.Connection[Any], programs: Sequence[Program], tallies: Tallies, name: str, jobs: int
-) -> Waits:
+) -> Times:
     """Inserts one job every 20 ms, and returns how long each waited for its handler."""
     insert = await connection.prepare(_INSERT[name])
     began, total = time.monotonic(), jobs + _WARM_UP
@@ -86,7 +73,7 @@ async def timed(
     (noted,) = tallies.notes().values()
     if len(noted) != total:
         raise BenchmarkError(f"{name}: {len(noted)} runs of {total} jobs")
-    return Waits([ns / 1e6 for ns in noted[_WARM_UP:]])
+    return Times([ns / 1e6 for ns in noted[_WARM_UP:]])
 
 
 async def latency_row(bench: Bench) -> list[Line]:

@@ -82,13 +82,6 @@ def ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
     return middle(ours) / below if below else math.nan
 
 
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that `percent` of all do not exceed (nearest rank); NaN of nothing."""
-    if not samples:
-        return math.nan
-    return sorted(samples)[max(0, math.ceil(len(samples) * percent / 100) - 1)]
-
-
 async def interleave(
     contenders: Mapping[str, Callable[[], Awaitable[Sample]]], rounds: int, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, list[Sample]]:

@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
+from pgworkd.bench.measure import Drain
 from pgworkd.database import schema
 
 from .bench import Bench, calm
-from .drain import JOBS, Drain, race, rates
+from .drain import JOBS, race, rates
 from .measure import Bar, Line, interleave
 from .systems import PAYLOAD_SQL, System, executed, ours
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import anyio
 
+from pgworkd.bench import measure
+
 ROOT = Path(__file__).parent.parent
 STOP_S = 20.0
 """Seconds that a worker gets to stop."""
@@ -147,7 +149,7 @@ def cpu_s(root: int, without: Iterable[int] = ()) -> float:
     for pid in tree(root):
         if pid not in excluded:
             with suppress(OSError):
-                total += time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3), which Python lacks
+                total += measure.cpu_s(pid)
     with suppress(OSError):
         fields = Path(f"/proc/{root}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")

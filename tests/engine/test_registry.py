@@ -106,7 +106,6 @@ ALLOWED = {
     ("__init__", "importlib.import_module"): 1,  # the public names of the package, from a table of its own
     ("load_app", "importlib.import_module"): 1,  # the app, named by the settings
     ("run", "importlib.import_module"): 1,  # our own demo
-    ("bench", "importlib.import_module"): 2,  # our own package of that name
 }
 """(module, call): how many. Every call that could run code from data, and why it does not."""
 DANGEROUS = """

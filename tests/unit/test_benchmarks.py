@@ -19,12 +19,13 @@ import pytest
 
 from benchmarks import chart, report
 from benchmarks.bench import Bench
-from benchmarks.drain import Drain, drain, drain_row
-from benchmarks.measure import Bar, Line, Rates, interleave, longest_idle_s, middle, percentile, ratio
+from benchmarks.drain import drain, drain_row
+from benchmarks.measure import Bar, Line, Rates, interleave, longest_idle_s, middle, ratio
 from benchmarks.processes import BenchmarkError, Program, cpu_s, rss_mb, running, until
 from benchmarks.server import Server
 from benchmarks.systems import ours, verify
 from benchmarks.tally import Tallies, Tally
+from pgworkd.bench.measure import Drain, percentile
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -230,5 +231,5 @@ async def test_lost_and_duplicate_runs_invalidate_a_measurement(db: asyncpg.Conn
 
 
 def test_a_drain_reports_its_cost() -> None:
-    assert str(Drain(12_345.6, 7.89, 3.21)) == "12,346/s, 7.9 + 3.2 us of CPU per job"
-    assert str(Drain(12_345.6, 7.89, None)) == "12,346/s, 7.9 us of CPU per job"
+    assert str(Drain(10_000, 0.81, 0.0789, 0.0321)) == "12,346/s, 7.9 + 3.2 us of CPU per job"
+    assert str(Drain(10_000, 0.81, 0.0789)) == "12,346/s, 7.9 us of CPU per job"

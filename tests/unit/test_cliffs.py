@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 import typer
 
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, rows_named
 from benchmarks.cliffs import __main__ as cliffs
 from benchmarks.cliffs.stage import BAR
 from benchmarks.measure import Line
@@ -63,10 +63,10 @@ async def test_a_missed_bar_is_not_an_error_but_a_failed_row_is(
 
 
 def test_rows_are_selected_by_name_and_run_in_their_own_order() -> None:
-    assert cliffs._names("depth, turns") == ["turns", "depth"]
-    assert cliffs._names("") == list(cliffs.ROWS)
+    assert rows_named("depth, turns", cliffs.ROWS) == ["turns", "depth"]
+    assert rows_named("", cliffs.ROWS) == list(cliffs.ROWS)
     with pytest.raises(typer.BadParameter, match="no such row: depths"):
-        cliffs._names("depths")
+        rows_named("depths", cliffs.ROWS)
 
 
 async def test_the_benchmark_cleans_up(bench: Bench, server_dsn: str) -> None:
