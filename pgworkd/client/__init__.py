@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pgworkd.client.batch_types import Progress
 from pgworkd.client.batches import Batch, batch
-from pgworkd.client.enqueueing import Enqueued, EnqueuedOnce, OnDuplicate, enqueue, enqueue_many, enqueue_once
-from pgworkd.client.new_job import NewJob, OnFailedDependency
+from pgworkd.client.enqueueing import Enqueued, EnqueuedOnce, enqueue, enqueue_many, enqueue_once
+from pgworkd.client.new_job import NewJob, OnDuplicate, OnFailedDependency
 from pgworkd.client.workflow import Workflow
 
 __all__ = [

@@ -19,8 +19,6 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Unpack, overload
 from uuid import UUID
 
-from pgworkd.client.batch_types import Progress
-from pgworkd.client.batches import Batch, batch
 from pgworkd.client.columns import ManyJobs
 from pgworkd.client.connections import (
     AnyAsyncConnection,
@@ -46,23 +44,8 @@ from pgworkd.client.new_job import (
     waits,
 )
 from pgworkd.client.tracing import first_id, producing, ran, traced
-from pgworkd.client.workflow import Workflow
 from pgworkd.core.validation import identity
 from pgworkd.errors import UsageError
-
-__all__ = [
-    "Batch",
-    "Enqueued",
-    "EnqueuedOnce",
-    "NewJob",
-    "OnDuplicate",
-    "Progress",
-    "Workflow",
-    "batch",
-    "enqueue",
-    "enqueue_many",
-    "enqueue_once",
-]
 
 _Jobs = Iterable["NewJob | Mapping[str, Any]"]
 
