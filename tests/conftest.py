@@ -18,9 +18,10 @@ import asyncpg
 import pytest
 import structlog
 
-from pgworkd.core import log, redaction
+from pgworkd import log
 from pgworkd.database import array_types, schema
 from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.process import redaction
 from tests.lanes import (  # noqa: F401 - hooks of pytest
     pytest_collection_finish,
     pytest_collection_modifyitems,

@@ -17,27 +17,29 @@ BELOW = {
     "process": "",
     "errors": "",
     "core": "process errors",
-    "settings": "errors core",
+    "log": "process core",
+    "settings": "process errors core",
     "database": "process errors core settings",
     "embedded": "process",
     "client": "errors core database",
     "results": "client",
-    "log": "core",
-    "engine": "process errors core database client",
+    "engine": "process errors core log database client",
     "engine/settle": "errors core database engine",
-    "engine/run": "process errors core database engine engine/settle",
+    "engine/run": "process errors core log database engine engine/settle",
     "engine/claim": "errors core database engine engine/settle engine/run",
     "engine/wake": "errors core database engine engine/claim",
-    "engine/life": "process errors core settings database engine engine/settle engine/run engine/claim engine/wake",
+    "engine/life": """process errors core log settings database engine engine/settle engine/run engine/claim
+                      engine/wake""",
     "admin": "errors core settings database client",
-    "metrics": "process errors core settings database client admin engine engine/life",
-    "alerts": "errors core settings database client admin engine",
+    "metrics": "process errors core log settings database client admin engine engine/life",
+    "alerts": "process errors core settings database client admin engine",
     "gateway": "",
     "gateway/workers": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
     "push": "process errors core",
     "gateway/api/models": "errors core client",
-    "gateway/api/request": "errors core database client admin engine/life metrics gateway/workers gateway/api/models",
+    "gateway/api/request": """process errors core log database client admin engine/life metrics gateway/workers
+                       gateway/api/models""",
     "gateway/api/routes": """errors core settings database client admin metrics gateway/workers push gateway/api/models
                       gateway/api/request""",
     "options": "errors core settings database engine/life gateway/api/request",
@@ -46,11 +48,11 @@ BELOW = {
     "push/daemon": "errors core database engine engine/run engine/life push",
     "http": "gateway/api",
     "app": "errors core engine alerts push",
-    "processes": "process errors core settings database admin engine/run engine/life metrics",
+    "processes": "process errors core log settings database admin engine/run engine/life metrics",
     "tracing": "errors core",
     "bench": "process errors core database client admin engine/life app",
-    "cli": """process errors core settings database options embedded client admin engine engine/run engine/life metrics
-              bench alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
+    "cli": """process errors core log settings database options embedded client admin engine engine/run engine/life
+              metrics bench alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
     "__init__": "errors core database engine engine/life app",
     "demo": "process errors core database embedded client engine/life __init__",
 }
@@ -209,7 +211,7 @@ def test_only_database_imports_a_driver() -> None:
 def test_our_own_lines_are_written_by_our_own_logger() -> None:
     """An application may have configured structlog: `log.logger()` is ours all the same."""
     callers = [path for path in MODULES if "structlog.get_logger" in path.read_text(encoding="utf-8")]
-    assert [path.relative_to(PACKAGE).as_posix() for path in callers] == ["core/log.py"]
+    assert [path.relative_to(PACKAGE).as_posix() for path in callers] == ["log/__init__.py"]
 
 
 def test_structured_concurrency_only() -> None:

@@ -13,8 +13,8 @@ from pgworkd.admin.doctor_queries import BrokenSchedule, QueueHealth, UnknownKin
 from pgworkd.alerts.recipient import deliver, read
 from pgworkd.core.job import Job
 from pgworkd.core.recurrence import Recurrence
-from pgworkd.core.redaction import escaped
 from pgworkd.core.validation import counted
+from pgworkd.process.redaction import escaped
 
 KIND = "pgworkd.digest"
 GROUPS_MAX = 100

@@ -14,8 +14,8 @@ from email.utils import formatdate
 import anyio
 
 from pgworkd.core.mail_url import MailServer, is_mail_address, mail_server
-from pgworkd.core.redaction import escaped, redact
 from pgworkd.errors import PermanentError, UsageError
+from pgworkd.process.redaction import escaped, redact
 from pgworkd.settings.config import Settings, load
 
 STEP_S = 20.0

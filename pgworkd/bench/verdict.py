@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pgworkd.bench.measure import Drain, Times
-from pgworkd.core.redaction import escaped
 from pgworkd.core.validation import counted
+from pgworkd.process.redaction import escaped
 
 BUSY = 0.75
 """A process that uses a core for this share of the time is limited by it: the rest goes to waiting for its turn."""

@@ -54,7 +54,7 @@ def autoscale(
     A worker that dies is restarted. If one exits with code 2 (wrong
     configuration), autoscale stops all workers and exits with 2, too.
     """
-    from pgworkd.core import log
+    from pgworkd import log
     from pgworkd.processes.autoscaler import Rules
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
@@ -73,9 +73,9 @@ async def _run(
     every_s: float,
     stop_timeout_s: float,
 ) -> int:
+    from pgworkd import log
     from pgworkd.admin.admin import Admin
     from pgworkd.cli.running import run_until_stopped
-    from pgworkd.core import log
     from pgworkd.core.events import Events
     from pgworkd.database.reconnect import Outage
     from pgworkd.engine.life.startup import REMIND_S

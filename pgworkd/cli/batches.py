@@ -10,9 +10,9 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any
 from pgworkd.cli.output import as_json, is_terminal, out, table
-from pgworkd.core.redaction import escaped
 from pgworkd.core.validation import counted
 from pgworkd.errors import BatchClosed, UsageError
+from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

@@ -74,7 +74,7 @@ def settings_of(dsn: str | None, **flags: object) -> Settings:
 
 def log_notes(notes: Sequence[str]) -> None:
     """Logs warnings of the settings, one line each."""
-    from pgworkd.core import log
+    from pgworkd import log
 
     for line in notes:
         log.logger().warning("settings.note", note=line)

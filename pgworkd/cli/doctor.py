@@ -9,8 +9,8 @@ from pgworkd.admin.doctor_queries import DEAD_MAX
 from pgworkd.cli.common import Dsn, Json, ask_any, settings_of
 from pgworkd.cli.health import Finding, judged, judged_locks, judged_sessions
 from pgworkd.cli.output import as_json, out
-from pgworkd.core.redaction import escaped
 from pgworkd.errors import AccessRefused, PgworkdError, SchemaError, UsageError
+from pgworkd.process.redaction import escaped
 from pgworkd.settings.conninfo import conninfo
 from pgworkd.settings.tls import weakness
 

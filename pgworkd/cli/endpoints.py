@@ -9,8 +9,8 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, MetricsListen, ask, ask_any, duration, settings_of
 from pgworkd.cli.output import as_json, out, table
-from pgworkd.core.redaction import escaped
 from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

@@ -68,8 +68,8 @@ def serve(
         import pgworkd.gateway.api.server  # noqa: F401
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
+    from pgworkd import log
     from pgworkd.cli.serve import spare_collector
-    from pgworkd.core import log
     from pgworkd.core.address import parse_address
     from pgworkd.metrics.server import listen as bound
 
@@ -86,7 +86,7 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
     """The application of a gateway; `requests`, `bodies`: what is logged of each request."""
     from dataclasses import replace
 
-    from pgworkd.core import log
+    from pgworkd import log
     from pgworkd.core.events import Events
     from pgworkd.engine.life.heartbeat import end_process
     from pgworkd.gateway.api.app import Application
@@ -125,7 +125,7 @@ class _Gateway:
         """Serves until it is stopped."""
         import anyio
 
-        from pgworkd.core import log
+        from pgworkd import log
         from pgworkd.processes.sd_notify import SystemdNotifier
 
         async with anyio.create_task_group() as tasks:
@@ -139,7 +139,7 @@ class _Gateway:
     async def _tell_start(self) -> None:
         import anyio
 
-        from pgworkd.core import log
+        from pgworkd import log
         from pgworkd.metrics.endpoint import bound
 
         while not self._server.started:

@@ -24,8 +24,8 @@ from pgworkd.cli.common import (
     stdin_text,
 )
 from pgworkd.cli.output import as_json, brief_error, cell, is_terminal, note, out, parsed, table
-from pgworkd.core.redaction import escaped
 from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

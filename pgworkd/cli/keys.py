@@ -8,8 +8,8 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any
 from pgworkd.cli.output import as_json, note, out, table
-from pgworkd.core.redaction import escaped
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

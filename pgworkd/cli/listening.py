@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pgworkd.core import log
+from pgworkd import log
 from pgworkd.metrics import REPORT_TO
 
 if TYPE_CHECKING:

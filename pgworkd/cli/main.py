@@ -46,7 +46,8 @@ def _leave(code: int, *, is_service: bool) -> NoReturn:
 def _force_exit(code: int) -> None:
     time.sleep(EXIT_S)
     try:
-        from pgworkd.core import events, log
+        from pgworkd import log
+        from pgworkd.core import events
 
         reason = f"exit hooks, threads or processes of the application did not end within {EXIT_S:g} s"
         log.tell(events.EXIT_FORCED, exit_code=code, reason=reason)

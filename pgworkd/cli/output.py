@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from pgworkd.core.redaction import escaped, redact
 from pgworkd.errors import PgworkdError
+from pgworkd.process.redaction import escaped, redact
 
 _MODULE = re.compile(r"^(?:[^\W\d]\w*\.)+(?=[^\W\d]\w*(?::|$))")
 CELL_CHARS_MAX = 200
@@ -43,7 +43,7 @@ def note(text: str, level: str = "info") -> None:
     line = " ".join(redact(text).splitlines())
     mark = ""
     if "JOURNAL_STREAM" in os.environ:
-        from pgworkd.core import log
+        from pgworkd import log
 
         mark = log.mark(level)
     try:

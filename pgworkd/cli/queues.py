@@ -20,9 +20,9 @@ from pgworkd.cli.common import (
     span_or_instant,
 )
 from pgworkd.cli.output import as_json, is_terminal, out, table
-from pgworkd.core.redaction import escaped
 from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin

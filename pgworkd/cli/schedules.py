@@ -8,9 +8,9 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any, one_or_all
 from pgworkd.cli.output import as_json, out, table
-from pgworkd.core.redaction import escaped
 from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import escaped
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_default=False)]
 NameOrAll = Annotated[

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pgworkd import log
 from pgworkd.cli import listening
 from pgworkd.cli.programs import Program, check_queues, program
 from pgworkd.cli.running import STUCK_S, run_until_stopped
-from pgworkd.core import events, log, traces
+from pgworkd.core import events, traces
 from pgworkd.core.events import Events, Listener
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
 from pgworkd.engine.life.heartbeat import end_process

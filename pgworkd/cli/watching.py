@@ -9,9 +9,9 @@ import typer
 
 from pgworkd.cli.common import Dsn, settings_of
 from pgworkd.cli.output import out
-from pgworkd.core.redaction import escaped
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process import stop_signals
+from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     import socket
@@ -37,7 +37,7 @@ def exporter(
 
     It only reads, with one connection, and needs no more than the role reader.
     """
-    from pgworkd.core import log
+    from pgworkd import log
     from pgworkd.core.address import parse_address
     from pgworkd.metrics import server
     from pgworkd.settings.file import quoted
@@ -71,7 +71,7 @@ class _Exporter:
         import anyio
         from anyio.from_thread import BlockingPortal
 
-        from pgworkd.core import log
+        from pgworkd import log
         from pgworkd.core.events import Events
         from pgworkd.metrics import endpoint
         from pgworkd.metrics.exporter import DatabaseSource

@@ -1,4 +1,4 @@
-"""A DSN as text: what is wrong with it, what it says, and how to show it. Never opens a connection."""
+"""A DSN as text: what is wrong with it, and what it says. Never opens a connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from urllib.parse import unquote
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[^:\[\]]*)(:\d{1,5})?")
 PORT_MAX = 65_535
 QUOTED = "is in quotes: remove them; docker's --env-file, unlike a shell, keeps them"
-_SECRET_NAME = re.compile(r"pass(?!file)|secret|token|scram_", re.IGNORECASE)
 
 
 def dsn_fault(dsn: str) -> str | None:
@@ -64,27 +63,6 @@ def parameters(dsn: str) -> dict[str, str]:
     return found | {unquote(name): unquote(value) for name, _, value in pairs}
 
 
-def redacted(dsn: str) -> str:
-    """`dsn` with *** for its password, and for query parameters with names like a secret's."""
-    location, mark, query = dsn.partition("?")
-    scheme, slashes, rest = location.partition("://")
-    authority, slash, path = rest.partition("/")
-    login, at, hosts = authority.rpartition("@")
-    user, colon, _ = login.partition(":")
-    pairs = [pair.partition("=") for pair in query.split("&")]
-    shown = "&".join(name + sign + ("***" if _is_secret(name) else value) for name, sign, value in pairs)
-    password = ":***" if colon else ""
-    return f"{scheme}{slashes}{user}{password}{at}{hosts}{slash}{path}{mark}{shown}"
-
-
-def passwords(dsn: str) -> list[str]:
-    """The secrets that `redacted` hides, as spelled in the DSN."""
-    location, _, query = dsn.partition("?")
-    login = location.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    pairs = [pair.partition("=") for pair in query.split("&")]
-    return [login.partition(":")[2], *(value for name, _, value in pairs if _is_secret(name))]
-
-
 def _is_host(text: str) -> bool:
     match = _HOST.fullmatch(text)
     if match is None or not 1 <= int((match[2] or ":1")[1:]) <= PORT_MAX:
@@ -96,7 +74,3 @@ def _is_host(text: str) -> bool:
         return name.startswith("/") or name.encode("idna") is not None  # as the driver will write it
     except ValueError:  # of either
         return False
-
-
-def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.search(unquote(name)) is not None

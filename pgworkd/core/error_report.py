@@ -17,7 +17,7 @@ from types import FrameType
 from pydantic_core import ValidationError
 
 from pgworkd.core.payload import clean_text
-from pgworkd.core.redaction import escaped, redact
+from pgworkd.process.redaction import escaped, redact
 
 TYPE_CHARS_MAX = 200
 MESSAGE_BYTES_MAX = 4 * 1024

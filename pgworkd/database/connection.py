@@ -17,7 +17,6 @@ import anyio
 import asyncpg
 
 from pgworkd.core.dsn import dsn_fault
-from pgworkd.core.redaction import hide
 from pgworkd.database import session
 from pgworkd.database.addresses import Search, Toward
 from pgworkd.database.driver_errors import (
@@ -31,6 +30,7 @@ from pgworkd.database.driver_errors import (
 from pgworkd.database.session import Session, opened
 from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.process import forks
+from pgworkd.process.redaction import hide
 from pgworkd.settings import tls
 from pgworkd.settings.conninfo import Host, conninfo
 

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from pgworkd import ConnectionOptions, Daemon, DaemonOptions, PgworkdError, UsageError
 from pgworkd.client import NewJob, enqueue_many
-from pgworkd.core.redaction import escaped
 from pgworkd.core.validation import counted
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, connect
@@ -33,6 +32,7 @@ from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavaila
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.process import output, stop_signals
+from pgworkd.process.redaction import escaped
 
 TICK_S, LIVE_PERIOD_S, TICKS_PER_BATCH, FILES_PER_BATCH = 0.25, 0.25, 12, 10
 UNFINISHED_MAX = 500  # with more unfinished jobs than this, nothing is inserted

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgworkd.core import events
-from pgworkd.core.redaction import escaped
+from pgworkd.process.redaction import escaped
 
 _PROBLEMS = {events.JOB_FAILED, events.JOB_DEAD, events.JOB_LOST, events.JOB_RELEASED}
 

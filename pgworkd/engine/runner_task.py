@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 import anyio
 from anyio._backends._asyncio import CancelScope, _task_states
 
-from pgworkd.core import log
+from pgworkd import log
 
 AGAIN_S = 0.1
 """A handler that still runs after its grace period is cancelled again this often."""

@@ -13,7 +13,6 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from pgworkd.core.events import Events
-from pgworkd.core.redaction import redact
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.reconnect import Outage
@@ -22,6 +21,7 @@ from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 from pgworkd.metrics import queries
 from pgworkd.metrics.daemon import BUILD
 from pgworkd.metrics.samples import Check, Labels, Samples, Value
+from pgworkd.process.redaction import redact
 
 STATEMENT_S = 2.5
 """Time limit of one statement, in seconds; the server gives up at 2 s."""

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from pgworkd.core.address import Address
-from pgworkd.core.log import logger as _logger
 from pgworkd.errors import UsageError
+from pgworkd.log import logger as _logger
 from pgworkd.process import forks, local_sockets
 
 CONNECTIONS = 4

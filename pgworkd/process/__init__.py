@@ -1,1 +1,1 @@
-"""What this process is made of: its descriptors, standard streams, signals and CPUs, and what its forks inherit."""
+"""What this process is made of: descriptors, streams, signals, CPUs and secrets, and what its forks inherit."""

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import anyio
 
 from pgworkd.admin.admin import Admin
-from pgworkd.core.log import logger as _logger
 from pgworkd.database.reconnect import Outage
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, SchemaAwaited
+from pgworkd.log import logger as _logger
 from pgworkd.metrics import ReportingProcess
 from pgworkd.processes.process_keeper import ProcessKeeper
 from pgworkd.processes.workers import WorkerProcesses

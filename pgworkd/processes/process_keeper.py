@@ -16,7 +16,7 @@ from typing import Protocol
 import anyio
 
 from pgworkd.core.backoff import Backoff
-from pgworkd.core.log import logger as _logger
+from pgworkd.log import logger as _logger
 
 STEADY_S = 60.0
 """A process that ran this long is restarted at once; one that died sooner with a growing delay."""

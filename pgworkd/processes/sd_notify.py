@@ -16,8 +16,8 @@ from typing import Protocol
 import anyio
 
 from pgworkd.core.payload import clean_text
-from pgworkd.core.redaction import escaped
 from pgworkd.process import local_sockets
+from pgworkd.process.redaction import escaped
 
 STATUS_BYTES_MAX = 1000
 """Maximum length of the status line: systemd drops messages of more than 4,096 bytes, with their READY and WATCHDOG."""

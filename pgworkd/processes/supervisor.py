@@ -23,12 +23,12 @@ from uuid import UUID
 import anyio
 from anyio.abc import Process
 
-from pgworkd.core.log import logger as _logger
 from pgworkd.core.registration import Registration, token_of
 from pgworkd.database.connection import Connection
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PgworkdError
+from pgworkd.log import logger as _logger
 from pgworkd.metrics import REPORT_TO, ReportingProcess
 from pgworkd.process import forks, local_sockets
 from pgworkd.processes.process_keeper import ProcessKeeper, Worker

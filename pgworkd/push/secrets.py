@@ -15,8 +15,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from pgworkd.core.redaction import hide_secret
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import hide_secret
 
 PREFIX = "PGWORKD_SECRET_"
 ENCODED = "whsec_"

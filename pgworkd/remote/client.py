@@ -14,7 +14,6 @@ import anyio
 import httpx
 
 from pgworkd.core import json_reader
-from pgworkd.core.redaction import hide_secret, redact
 from pgworkd.core.registration import token_of
 from pgworkd.errors import (
     AccessRefused,
@@ -28,6 +27,7 @@ from pgworkd.errors import (
     WorkerLost,
 )
 from pgworkd.process import forks
+from pgworkd.process.redaction import hide_secret, redact
 
 LEASE_S_MIN = 10.0
 """The shortest lease that a gateway accepts, in seconds."""

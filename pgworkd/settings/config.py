@@ -30,11 +30,10 @@ from pydantic_settings import (
 )
 
 from pgworkd.core.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
-from pgworkd.core.dsn import redacted
 from pgworkd.core.durations import seconds_of
 from pgworkd.core.mail_url import is_mail_address, mail_server
-from pgworkd.core.redaction import hide
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import hide, redacted
 from pgworkd.settings.conninfo import conninfo
 from pgworkd.settings.conninfo import notes as without_effect
 from pgworkd.settings.faults import contradictions, is_duration, lines

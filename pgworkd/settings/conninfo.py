@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from pgworkd.core.dsn import PORT_MAX, dsn_fault, parameters, passwords
+from pgworkd.core.dsn import PORT_MAX, dsn_fault, parameters
 from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import passwords
 from pgworkd.settings.file import quoted
 from pgworkd.settings.libpq import (
     CHOICES,

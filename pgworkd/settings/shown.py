@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pgworkd.core.dsn import redacted
-from pgworkd.core.redaction import redact
+from pgworkd.process.redaction import redact, redacted
 from pgworkd.settings.config import Settings
 
 

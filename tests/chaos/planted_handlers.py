@@ -178,14 +178,14 @@ BUGS = (
     ),
     python(
         "an application's structlog is configured anew",
-        "core/log",
+        "log/__init__",
         "    if not _is_applications():\n        structlog.configure",
         "    if True:\n        structlog.configure",
         tests=_CONSOLE,
     ),
     python(
         "lines of an application's own structlog do not name the job",
-        "core/log",
+        "log/__init__",
         "    _own = structlog.wrap_logger(factory(), processors=processors, **shared)\n",
         "    _own = structlog.wrap_logger(factory(), processors=processors, **shared)\n    return\n",
         tests=_CONSOLE,
@@ -199,7 +199,7 @@ BUGS = (
     ),
     python(
         "a line of a terminal has all digits of a duration",
-        "core/console",
+        "log/console",
         "        return prefix + duration(value)\n",
         "        return prefix + str(value)\n",
         tests=_CONSOLE,

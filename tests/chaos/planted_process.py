@@ -223,14 +223,14 @@ BUGS = (
     ),
     python(
         "last words are not in the format of the log",
-        "core/log",
+        "log/__init__",
         "    if configured is None:\n        said",
         "    if True:\n        said",
         tests="tests/engine/test_cli_run.py",
     ),
     python(
         "lines have no priority in the journal",
-        "core/log",
+        "log/__init__",
         '    return os.environ.get("JOURNAL_STREAM") == ',
         '    return "" == ',
         tests="tests/unit/test_log.py",
@@ -281,7 +281,7 @@ BUGS = (
     ),
     python(
         "an embedded daemon is silent",
-        "core/log",
+        "log/__init__",
         "    if not events_.has_listener(events.JOB_DEAD):\n",
         "    if False:\n",
         tests="tests/engine/test_host.py",

@@ -18,7 +18,8 @@ from typing import Any
 
 import anyio
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.store import Store

@@ -16,10 +16,10 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import App
+from pgworkd import App, log
 from pgworkd.cli import serve
 from pgworkd.cli.programs import Program
-from pgworkd.core import events, log
+from pgworkd.core import events
 from pgworkd.core.events import Events
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.prefetch import Prefetch

@@ -14,8 +14,7 @@ import asyncpg
 import pytest
 import structlog
 
-from pgworkd import App
-from pgworkd.core import log
+from pgworkd import App, log
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 

@@ -14,11 +14,12 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 from pgworkd.core.error_report import TRACEBACK_BYTES_MAX
 from pgworkd.core.events import Events
-from pgworkd.core.redaction import hide_secret
 from pgworkd.engine.life.loop_watch import BLOCKED_S, LoopWatch
+from pgworkd.process.redaction import hide_secret
 from tests.kits.daemon import until
 
 FACTS = {"job_id": "1", "queue": "q", "kind": "k", "attempt": 1}

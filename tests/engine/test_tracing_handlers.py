@@ -17,9 +17,9 @@ import pytest
 import structlog
 from opentelemetry import trace as otel
 
-from pgworkd import App, Job
+from pgworkd import App, Job, log
 from pgworkd.client import enqueue
-from pgworkd.core import log, traces
+from pgworkd.core import traces
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.traces import PARENT, SPAN, TRACE, Spans, attributes, is_child, to, trace_id, tracing
 from tests.kits.verbs import Db

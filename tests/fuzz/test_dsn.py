@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.core import redaction
-from pgworkd.core.dsn import dsn_fault, redacted
+from pgworkd.core.dsn import dsn_fault
 from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.process import redaction
+from pgworkd.process.redaction import redacted
 from tests.kits.models import FUZZ, in_time, nowhere
 
 __all__ = ["nowhere"]  # a fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pgworkd.core import redaction
-from pgworkd.core.redaction import redact
 from pgworkd.errors import UsageError
+from pgworkd.process import redaction
+from pgworkd.process.redaction import redact
 from pgworkd.push.secrets import check_name, read
 
 RAW = bytes(range(100, 132))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import structlog
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 from tests.kits import own_structlog
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pgworkd.core.dsn import dsn_fault, redacted
+from pgworkd.core.dsn import dsn_fault
 from pgworkd.errors import UsageError
+from pgworkd.process.redaction import redacted
 from pgworkd.settings.config import Settings, load
 from pgworkd.settings.shown import describe
 from tests.kits.cli import CANARY, clean

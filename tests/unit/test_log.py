@@ -14,7 +14,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 
 NASTY = "\u202etfel\u2066\u2028\u200fa\nb\rc\0d\x1b[31me\x1b]0;title\x07f\x9b2Jg\x7fh\u0085i"
 CONTROLS = set("".join(map(chr, (*range(32), *range(127, 160)))))
@@ -243,7 +244,7 @@ import os, sys
 found = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = sys.argv[1].format(found.st_dev, found.st_ino)
 from pgworkd.cli.output import note
-from pgworkd.core import log
+from pgworkd import log
 log.configure("debug", sys.argv[2])
 import structlog
 logger = structlog.get_logger("pgworkd")

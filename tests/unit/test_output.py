@@ -281,7 +281,7 @@ def test_a_process_that_has_to_end_ends_whatever_becomes_of_its_last_words(state
     text = f"""
 import structlog
 from pgworkd.engine.life.heartbeat import end_process
-from pgworkd.core import log
+from pgworkd import log
 if {form!r}:
     log.configure("info", {form!r})
 if {state!r} == "the log hangs":

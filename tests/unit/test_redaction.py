@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.core import redaction
 from pgworkd.core.dsn import dsn_fault
-from pgworkd.core.redaction import escaped, hide, hide_secret, redact
+from pgworkd.process import redaction
+from pgworkd.process.redaction import escaped, hide, hide_secret, redact
 from pgworkd.remote.client import GatewayAddress
 
 ODD = "c4n4ry@a:b/c?d#e%f g'h\"i\\jß"

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 from pgworkd.core.events import Events
 from pgworkd.core.job import Ending, Outcome
 from pgworkd.core.source import WorkSource

@@ -26,7 +26,8 @@ from typing import Protocol
 
 import anyio
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 from pgworkd.core.source import Heartbeats, Instructions
 from pgworkd.core.validation import counted
 from pgworkd.engine.life.kill_timer import KillTimer

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from pgworkd.core import events, log
+from pgworkd import log
+from pgworkd.core import events
 from pgworkd.core.error_report import describe_stack
 from pgworkd.core.events import Events
 from pgworkd.engine.attempts import InFlight

@@ -27,14 +27,14 @@ from pgworkd.core.decorated import explained
 from pgworkd.core.error_report import describe_error
 from pgworkd.core.job import Job
 from pgworkd.core.payload import encode_result
-from pgworkd.core.redaction import hide
 from pgworkd.core.traces import Carrier, current, ids_of
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.process import forks, output
+from pgworkd.process.redaction import hide
 
 if TYPE_CHECKING:
-    from pgworkd.core import log
+    from pgworkd import log
 
 LENGTH = struct.Struct("!I")
 PROGRESS_EVERY_S = 0.2
@@ -86,7 +86,7 @@ class _CurrentCall:
 
 def _log_as(current: _CurrentCall, level: str, form: str, worker: str) -> Callable[[], None]:
     """Configures logging as in the daemon; returns what to call when the app, which may configure it, is loaded."""
-    from pgworkd.core import log  # takes 0.2 s, so only where it is needed
+    from pgworkd import log  # takes 0.2 s, so only where it is needed
 
     log.configure(level, cast("log.Form", form), worker)
     log.RUNNING.set(current)

@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from pgworkd.core import log
+from pgworkd import log
 from pgworkd.engine.run import liveness_pipe
 from pgworkd.engine.run.process_child import LENGTH, ChildAnswer, ProgressReport, Request
 

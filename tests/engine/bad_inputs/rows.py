@@ -10,8 +10,8 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd import App, Job
-from pgworkd.core import events, log
+from pgworkd import App, Job, log
+from pgworkd.core import events
 from pgworkd.engine.run.unknown_kinds import FIRST_S
 from pgworkd.errors import RetryAfter
 from tests.engine.bad_inputs import Case, Check, among_good_ones, column, dead_payload, refused

@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 
 from pgworkd.admin.tokens import Known, TokenOperations
 from pgworkd.core.access import SCOPES, Access, TokenText
-from pgworkd.core.redaction import redact
 from pgworkd.database.transactions import RequestPool
 from pgworkd.errors import UsageError
 from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.process.redaction import redact
 
 Authorize = Callable[[Request], Access | Awaitable[Access]]
 """Says what the caller of a request may do, or raises `Problem("unauthenticated")`: in the place of the tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pgworkd.core import log
+from pgworkd import log
 
 BODY_BYTES = 2_000
 """Bytes of each body that are logged."""

@@ -10,12 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from pgworkd.core import log
-from pgworkd.core.redaction import redact
+from pgworkd import log
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request import problems
 from pgworkd.gateway.api.request.answers import problem_answer
 from pgworkd.gateway.api.request.problems import SLASH, Problem
+from pgworkd.process.redaction import redact
 
 _FRAMEWORKS = HTTPException.__mro__[1]
 """The exception that routes of the framework itself raise: no route of that name, no such method."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from fastapi import HTTPException
 
-from pgworkd.core.redaction import redact
 from pgworkd.errors import (
     BatchClosed,
     DatabaseBusy,
@@ -29,6 +28,7 @@ from pgworkd.errors import (
     UsageError,
     WorkerLost,
 )
+from pgworkd.process.redaction import redact
 
 CONTENT_TYPE = "application/problem+json"
 SLASH = "\ue000"

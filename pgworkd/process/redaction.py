@@ -14,14 +14,13 @@ import unicodedata
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-from pgworkd.core.dsn import passwords, redacted
-
 SECRET_CHARS_MIN = 6
 # Unicode categories: control, surrogate, unassigned, private use, separators, and "format" (bidirectional overrides).
 _HIDDEN = {"Cc", "Cs", "Cn", "Co", "Cf", "Zl", "Zp"}
 # In a Postgres DSN a password may contain a raw / or @ by mistake; in other URLs that looks like a port and a path.
 _OURS = re.compile(r"(postgres(?:ql)?://[^\s:]{0,200}:)\S{0,1000}@", re.IGNORECASE)
 _OTHERS = re.compile(r"(://[^\s:/?#@]{0,200}:)[^\s/?#*]{1,1000}@")
+_SECRET_NAME = re.compile(r"pass(?!file)|secret|token|scram_", re.IGNORECASE)
 _secrets: tuple[str, ...] = ()
 
 
@@ -50,6 +49,27 @@ def redact(text: str) -> str:
     if "://" in text:
         text = _OTHERS.sub(r"\1***@", _OURS.sub(r"\1***@", text))
     return text
+
+
+def redacted(dsn: str) -> str:
+    """`dsn` with *** for its password, and for query parameters with names like a secret's."""
+    location, mark, query = dsn.partition("?")
+    scheme, slashes, rest = location.partition("://")
+    authority, slash, path = rest.partition("/")
+    login, at, hosts = authority.rpartition("@")
+    user, colon, _ = login.partition(":")
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    shown = "&".join(name + sign + ("***" if _is_secret(name) else value) for name, sign, value in pairs)
+    password = ":***" if colon else ""
+    return f"{scheme}{slashes}{user}{password}{at}{hosts}{slash}{path}{mark}{shown}"
+
+
+def passwords(dsn: str) -> list[str]:
+    """The secrets that `redacted` hides, as spelled in the DSN."""
+    location, _, query = dsn.partition("?")
+    login = location.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    return [login.partition(":")[2], *(value for name, _, value in pairs if _is_secret(name))]
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -90,3 +110,7 @@ def _as_ascii(text: str) -> str:
 
 def _as_repr(text: str) -> str:
     return repr(text)[1:-1]
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(unquote(name)) is not None

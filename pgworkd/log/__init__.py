@@ -23,11 +23,11 @@ import structlog
 from structlog.processors import JSONRenderer
 
 from pgworkd.core import events
-from pgworkd.core.console import renderer
 from pgworkd.core.events import Listener
-from pgworkd.core.redaction import escaped, redact
 from pgworkd.core.traces import current_ids
+from pgworkd.log.console import renderer
 from pgworkd.process import output
+from pgworkd.process.redaction import escaped, redact
 
 _LEVELS: dict[str, int] = {
     events.JOB_STARTED: logging.DEBUG,

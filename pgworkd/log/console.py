@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pgworkd.core.redaction import escaped
+from pgworkd.process.redaction import escaped
 
 _TRACES = ("stack", "exception")
 _FIRST = ("queue", "job_id", "duration_s")
