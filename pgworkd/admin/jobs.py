@@ -22,6 +22,7 @@ from pgworkd.client.statements import ENQUEUE
 from pgworkd.client.tracing import first_id, ran, traced
 from pgworkd.core import validation
 from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import encode
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
@@ -275,7 +276,7 @@ class JobOperations:
 
 def check_payload(text: str) -> None:
     """Raises InvalidPayload, with the reason, for text that is not a JSON object, cannot be stored, or is too large."""
-    JsonText(text).checked("payload")
+    encode(JsonText(text))
 
 
 def _enqueue(connection: Connection, values: Sequence[object]) -> Coroutine[Any, Any, list[Any]]:

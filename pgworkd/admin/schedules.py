@@ -9,6 +9,7 @@ from pgworkd.admin.queries import SCHEDULES, ListedSchedule, read
 from pgworkd.client.new_job import FIELDS, NewJob, row
 from pgworkd.core import validation
 from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import encode
 from pgworkd.core.recurrence import Recurrence
 from pgworkd.database.connection import Connection
 
@@ -65,7 +66,7 @@ class ScheduleOperations:
         """
         name, rule = validation.text(name, "name", 200), schedule.rule
         options = {each: getattr(schedule, each) for each in ("kind", "priority", "max_attempts", "timeout_s")}
-        job = row(NewJob(schedule.queue, **options), payload=JsonText(schedule.payload_text).checked("payload"))
+        job = row(NewJob(schedule.queue, **options), payload=encode(JsonText(schedule.payload_text)))
         values = dict(zip((field.name for field in FIELDS), job, strict=True))
         found = await self._connection.fetch(
             _PUT,

@@ -13,7 +13,9 @@ import sys
 from json.decoder import scanstring  # type: ignore[attr-defined] # C, with a fallback in Python
 from typing import Any, NoReturn
 
+from pgworkd.core import payload
 from pgworkd.core.json_text import JsonText
+from pgworkd.errors import InvalidPayload
 
 DEPTH_MAX = 16
 """Levels around payloads, which may have 64 of their own."""
@@ -22,6 +24,9 @@ RAW = frozenset({"payload", "meta", "result"})
 RAW_EACH = frozenset({"payloads"})
 """Members whose values are lists of values that are passed on as text."""
 _RAW_NAMES = [f'"{name}"' for name in RAW | RAW_EACH]
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
+_ODD = re.compile(r"\\u[dD][89a-fA-F]|[0-9][eE][-+]?[0-9]{3}")
+"""A surrogate, which may be alone; an exponent, which may be too large."""
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 _NAME = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
@@ -47,6 +52,23 @@ def _fits(value: Any, depth: int) -> bool:
             if isinstance(each, dict | list) and not _fits(each, depth - 1):
                 return False
     return True
+
+
+def check_bounds(text: JsonText, what: str) -> None:
+    """Raises InvalidPayload, whose path starts with `what`, for text that cannot be stored.
+
+    As `payload.encode` does for any value, but without reading a text of which it is plain that it can.
+    """
+    if len(text) > payload.BYTES_MAX // 4 and len(text.encode(errors="surrogatepass")) > payload.BYTES_MAX:
+        raise InvalidPayload(what, f"takes more than the {payload.BYTES_MAX:,} bytes that are allowed")
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(text) if text.count("[") + text.count("{") > payload.DEPTH_MAX else ():
+        depth += 1 if bracket in "[{" else -1 if bracket in "]}" else 0
+        deepest = max(deepest, depth)
+    if deepest > payload.DEPTH_MAX:
+        raise InvalidPayload(what, f"has {deepest:,} levels, {payload.DEPTH_MAX} are allowed")
+    if _ODD.search(text) or payload.is_suspicious(text):
+        payload.encode(text, what, object_only=False)
 
 
 class _Reader:

@@ -67,7 +67,7 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
     than DEPTH_MAX levels or BYTES_MAX bytes.
     """
     if type(value) is not dict and type(value) is JsonText:
-        return value.checked(what, object_only=object_only)
+        return _as_written(value, what, object_only=object_only)
     try:
         plain = value if type(value) is dict else _plain(value)
         if convert and not _is_plain(plain, what):
@@ -93,6 +93,14 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
     if is_suspicious(text):
         _refuse(_fault(plain, what, ()))
     return text
+
+
+def _as_written(text: JsonText, what: str, *, object_only: bool) -> str:
+    """The text itself, if it can be stored."""
+    if len(text.encode(errors="surrogatepass")) > BYTES_MAX:
+        raise InvalidPayload(what, f"takes more than the {BYTES_MAX:,} bytes that are allowed")
+    encode(decode(str(text), what, object_only=object_only), what, object_only=object_only)
+    return str(text)
 
 
 def encode_plain(values: Sequence[object]) -> list[str] | None:
@@ -145,9 +153,7 @@ def decode(text: str, what: str = "payload", *, object_only: bool = True) -> Any
         remedy = 'JSON looks like {"to": 7}'
         if "recursion" in str(error) or "number" in str(error):
             remedy = f"integers may have {DIGITS_MAX} digits, nesting {DEPTH_MAX} levels"
-        reason = f"cannot be read: {error} ({remedy})"
-        if "hex escape" in str(error):
-            reason = _HALF
+        reason = _HALF if "hex escape" in str(error) else f"cannot be read: {error} ({remedy})"
         raise InvalidPayload(what, reason) from None
     if object_only and type(value) is not dict:
         raise InvalidPayload(what, f"is a JSON {_json_type(value)}: an object is needed")
@@ -182,10 +188,9 @@ def _plain(value: object) -> object:
 
 def _jsonable(value: object) -> object:
     try:
-        plain: object = to_jsonable_python(value, by_alias=True)
+        return to_jsonable_python(value, by_alias=True)
     except Exception as error:  # it runs the user's serializers and computed fields
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return plain
 
 
 def _is_plain(value: object, what: str, elements_max: int = BYTES_MAX // 2) -> bool:
@@ -315,10 +320,7 @@ def _number_fault(node: float | None, path: str) -> tuple[str, str] | None:
     if isinstance(node, float) and not math.isfinite(node):
         return path, f"is {float(node)}, which JSON does not know: pass None/null or text"
     if isinstance(node, int) and node.bit_length() > DIGITS_MAX * 3 and abs(node) >= 10**DIGITS_MAX:
-        return (
-            path,
-            f"is an integer of more than {DIGITS_MAX} digits: pass it as text, for example hex(value)",
-        )
+        return path, f"is an integer of more than {DIGITS_MAX} digits: pass it as text, for example hex(value)"
     return None
 
 

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 
 from pgworkd.core.json_text import JsonText
-from pgworkd.core.payload import clean_text
+from pgworkd.core.payload import clean_text, encode
 from pgworkd.errors import InvalidPayload
 
 OUTCOME = "pgworkd-outcome"
@@ -120,7 +120,7 @@ def _completed(answer: EndpointAnswer) -> Verdict:
         return _unstorable(said)
     try:
         result = JsonText(answer.content.decode().strip())
-        result.checked("result", object_only=False)
+        encode(result, "result", object_only=False)
     except UnicodeDecodeError:
         return _unstorable("the result is not UTF-8")
     except InvalidPayload as error:

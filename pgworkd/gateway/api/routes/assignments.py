@@ -13,6 +13,7 @@ from pgworkd.core.access import Access
 from pgworkd.core.error_report import MESSAGE_BYTES_MAX, TRACEBACK_BYTES_MAX, ErrorFacts
 from pgworkd.core.fence import Fence
 from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.json_reader import check_bounds
 from pgworkd.core.payload import clean_text
 from pgworkd.errors import DatabaseBusy, LeaseLost, PgworkdError
 from pgworkd.gateway.api.models.workers import (
@@ -128,13 +129,13 @@ async def _settlement(request: Request, each: SettlementIn) -> tuple[Fence, Outc
         failed = each.outcome == "fail"
         return held, await _failure(request, each.assignment, each) if failed else _released(each)
     if each.result is not None:
-        each.result.check_bounds("result")
+        check_bounds(each.result, "result")
     return held, Outcome(Ending.COMPLETED, result=each.result)
 
 
 async def _complete(request: Request, assignment: str, body: CompleteIn) -> SettleAnswer:
     if body.result is not None:
-        body.result.check_bounds("result")
+        check_bounds(body.result, "result")
     if not body.enqueue:
         return await _settle(request, assignment, Outcome(Ending.COMPLETED, result=body.result))
     needed_any(request, "work")
