@@ -21,11 +21,11 @@ class Figures:
     """The results of one run."""
 
     round_trip: Times
-    """Of a query that does nothing."""
+    """Durations of a query that does nothing."""
     single: Times
     """One job per transaction, committed durably (synchronous_commit = on)."""
     unsynced: Times
-    """The same without waiting for the disk (synchronous_commit = off)."""
+    """One job per transaction, without waiting for the disk (synchronous_commit = off)."""
     bulk: Drain
     """Jobs that were enqueued many at once."""
     drain: Drain
@@ -41,7 +41,7 @@ class Figures:
     held: tuple[str, float] | None
     """Who has held a transaction of this database open since before the run began, and for how many seconds."""
     cores: int
-    """Of this host."""
+    """The CPU cores of this host."""
 
     @property
     def fsync_ms(self) -> float:

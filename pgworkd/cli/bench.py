@@ -24,7 +24,7 @@ up for long, and alone, disables the schedules that other daemons would declare.
 CONFIRM_ABOVE = 100_000
 """More jobs than this need a confirmation."""
 BYTES_MAX = 1024**3
-"""Of all payloads together."""
+"""The most bytes of all payloads together."""
 
 
 def bench(

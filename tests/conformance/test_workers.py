@@ -20,8 +20,13 @@ WORKERS = {
     "go": ("go", []),  # compiled for the test
 }
 QUICK: tuple[Check, ...] = (
-    *(checks.keeps_text, checks.takes_large_payloads, checks.tells_failures, checks.misses_no_claim),
-    *(checks.leaves_what_is_gone, checks.cancels, checks.ends_at_once_when_idle),
+    checks.keeps_text,
+    checks.takes_large_payloads,
+    checks.tells_failures,
+    checks.misses_no_claim,
+    checks.leaves_what_is_gone,
+    checks.cancels,
+    checks.ends_at_once_when_idle,
 )
 
 
