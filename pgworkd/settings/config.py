@@ -76,14 +76,14 @@ class Settings(BaseSettings):
         default_factory=dict, description="Queues to serve, name or name=concurrency; all if none"
     )
     remote: str | None = Field(
-        None, description="A gateway to work through in place of a database: https://jobs.example.com"
+        None, description="Gateway to work through instead of a database: https://jobs.example.com"
     )
     token: SecretStr | None = Field(None, description="Token for that gateway, with the scope work: pgw_...")
     processes: int = Field(
         1, ge=1, le=64, description="Number of daemons to run, one process each; concurrency is per process"
     )
     environment: str | None = Field(
-        None, description="Name of the environment, such as production: jobs of a copy of its database run nowhere else"
+        None, description="Name of the environment, such as production: jobs of its database and copies run in no other"
     )
     lease_s: float = Field(
         30,
@@ -112,17 +112,17 @@ class Settings(BaseSettings):
     keep_days: int = Field(
         7, ge=1, le=3650, description="Days for which finished jobs are kept; the fewest of all daemons and gateways"
     )
-    keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept; the fewest, too")
+    keep_dead_days: int = Field(30, ge=1, le=3650, description="Days for which dead jobs are kept; the fewest of all")
     log_level: LogLevel = Field("info", description="Least severe level that is logged")
-    log_format: LogFormat = Field("auto", description="auto: console on a terminal, else json")
+    log_format: LogFormat = Field("auto", description="Format; auto: console on a terminal, else json")
     statistics: Literal["on", "off"] = Field(
         "on", description="Collect samples of all queues, and what ended in each period, for boards and commands"
     )
     slow_min_s: float = Field(
-        1, ge=0, le=86_400, description="No run shorter than this many seconds is reported as slow"
+        1, ge=0, le=86_400, description="Runs shorter than this many seconds are never reported as slow"
     )
     slow_factor: float = Field(
-        5, ge=1, le=1000, description="A run that takes this many times its usual length is reported as slow"
+        5, ge=1, le=1000, description="Runs that take this many times their usual length are reported as slow"
     )
     metrics_listen: str | None = Field(
         None, description="Address of metrics and health over HTTP, host:port; port 0: any free one; off if none"
@@ -131,16 +131,16 @@ class Settings(BaseSettings):
         "127.0.0.1:7433", description="Address of the gateway (pgworkd serve), host:port; port 0: any free one"
     )
     http_auth: Literal["tokens", "none"] = Field(
-        "tokens", description="Who may call the gateway: holders of a token, or (none) every program on this host"
+        "tokens", description="Callers of the gateway: holders of a token, or with none every program on this host"
     )
     http_with: str = Field(
-        "api,workers", description="Parts of the gateway: api (producers and operators), workers (remote ones)"
+        "api,workers", description="Parts of the gateway: api (producers and operators), workers (remote workers)"
     )
     http_hosts: str = Field(
-        "", description="Names by which the gateway may be called, separated by commas; its own are always among them"
+        "", description="Accepted Host headers, comma-separated; the gateway's own names are always accepted"
     )
     http_proxies: str = Field(
-        "", description="Addresses of proxies whose X-Forwarded-For is believed, separated by commas"
+        "", description="Addresses or networks of proxies whose X-Forwarded-For is trusted, comma-separated"
     )
     http_connections_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for requests")
     http_waiters_max: int = Field(2000, ge=1, le=10_000, description="Maximum number of requests that wait at once")
@@ -148,10 +148,10 @@ class Settings(BaseSettings):
         1000, ge=0.1, le=1_000_000, description="Requests per second that one token may make"
     )
     secrets_dir: DirectoryPath | None = Field(
-        None, description="Directory of the secrets that sign pushed jobs; default: that of systemd's credentials"
+        None, description="Directory of the secrets that sign pushed jobs; default: systemd's credentials"
     )
     callback_url: str | None = Field(
-        None, description="Address of the gateways for services that call back: https://jobs.example.com"
+        None, description="Address at which callbacks of pushed jobs reach a gateway: https://jobs.example.com"
     )
     worker_name: str = Field(default_factory=socket.gethostname, description="Name of this worker in logs and lists")
     smtp_url: SecretStr | None = Field(

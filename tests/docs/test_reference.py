@@ -16,6 +16,7 @@ from pgworkd.cli.app import app as cli
 from pgworkd.database import schema
 from pgworkd.database.grants import ROLES
 from pgworkd.settings import queue
+from pgworkd.settings.config import Settings
 from tests.kits.boards import rules
 from tests.kits.docs import HTTP, NAMES, ROOT, SETTINGS, WATCHING, section, table, text, with_tables
 
@@ -52,6 +53,13 @@ def test_every_alert_is_in_the_table() -> None:
 def test_settings_of_queues_are_all_there() -> None:
     named = set(re.findall(r"`(\w+)`", "".join(row[0] for row in table("docs/settings.md", "Queues"))))
     assert named == {*queue.NAMES, *queue.BOUNDS, "paused_until"}
+
+
+@pytest.mark.parametrize("page", [*NAMES, "SECURITY.md"])
+def test_defaults_in_parentheses_are_those_of_the_settings(page: str) -> None:
+    told = re.findall(r"`(\w+)`(?:\]\([^)]*\))? \(([\d.,]+)(?: [a-z]+)?\)", text(page))
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    assert not [each for each in told if each[0] in defaults and float(each[1].replace(",", "")) != defaults[each[0]]]
 
 
 def commands() -> dict[str, Any]:
