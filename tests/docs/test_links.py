@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.kits.docs import NAMES, ROOT, anchors, links, section
+from tests.kits.docs import NAMES, ROOT, anchors, links, section, text
 
 OTHERS = ["CHANGELOG.md", "SECURITY.md", "benchmarks/README.md"]
 
@@ -37,6 +37,15 @@ def test_ten_questions_are_answered_within_two_links_of_the_readme() -> None:
         answers = re.findall(r"\]\(([^)]+)\)", question)
         assert answers, question
         assert all(_leads("docs/README.md", each) for each in answers), question
+
+
+@pytest.mark.parametrize("picture", sorted(path.name for path in (ROOT / "docs").glob("*.svg")))
+def test_a_picture_stands_on_a_page_in_words_too_and_is_drawn_for_the_dark(picture: str) -> None:
+    words = [found for page in NAMES for found in re.findall(rf"!\[([^\]]+)\]\({picture}\)", text(page))]
+    assert [len(each) > 40 for each in words] == [True]
+    drawn = text(f"docs/{picture}")
+    assert "<title>" in drawn
+    assert "@media (prefers-color-scheme: dark)" in drawn
 
 
 def test_the_index_names_every_page() -> None:
