@@ -2,13 +2,22 @@
 
 By default the embedded Postgres 18. `--pg-bin=DIR` runs the server found there instead; PGWORKD_TEST_DSN uses a
 server that is already up (its user must be allowed to create databases).
+
+`pytest` runs the fast lane, in several processes (pytest-xdist): all but tests that are marked slow, and at least one
+test of each promise, if need be out of a slow file and then marked fast. `pytest -m slow` runs the others,
+`pytest -m ""` all, `pytest -n 0` in one process. A test given by name (`pytest tests/x.py::test_y`) runs even if it is
+slow, and in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import gc
 import logging
 import os
+import re
+import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,14 +31,6 @@ from pgworkd import log
 from pgworkd.database import array_types, schema
 from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.process import redaction
-from tests.lanes import (  # noqa: F401 - hooks of pytest
-    pytest_collection_finish,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_ignore_collect,
-    pytest_runtest_protocol,
-    pytest_xdist_auto_num_workers,
-)
 
 pytest.register_assert_rewrite("tests.kits")  # their failing asserts are explained like those of tests
 
@@ -41,9 +42,70 @@ from tests.kits.server import (  # noqa: E402 - as it says
     start_test_server,
 )
 
+TURN, RUNNING = Path(__file__), Path(__file__).with_name("__init__.py")
+"""Files to lock: whose turn it is to begin a test, and who runs one."""
+FAST = "fast or not slow"
+"""The expression of `-m` in pyproject.toml."""
+SLOW_WHOLE = re.compile(r"^pytestmark = (?:.*\n    )*.*mark\.slow\(", re.M)
+PROCESSES_PER_CPU = 2
+"""Many tests wait most of the time: for a lease to end, a process to start, a lock."""
+PROCESSES_MAX = 16
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pg-bin", type=Path, default=None, help="run the tests on the Postgres in this bin directory")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that are slow whole: to import and collect them takes each process several seconds."""
+    if config.option.markexpr != FAST or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return (bool(SLOW_WHOLE.search(text)) and "@pytest.mark.fast" not in text) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets those that run alone come last, so that nobody waits for them."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+def pytest_collection_finish() -> None:
+    """Spares each garbage collection the thousands of tests that have been collected."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets a slow test be run by its name; and keeps bytecode, as tests start thousands of commands and daemons."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    if _names_tests(config) and config.option.markexpr == FAST:
+        config.option.markexpr = ""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes `-n auto` means."""
+    return 0 if _names_tests(config) else min(PROCESSES_MAX, PROCESSES_PER_CPU * len(os.sched_getaffinity(0)))
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    return any("::" in argument for argument in config.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that is to be alone waits until no other process runs one, and keeps those waiting meanwhile."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)  # no process of pytest-xdist: there are no others
+    alone = item.get_closest_marker("alone") is not None
+    with TURN.open() as turn, RUNNING.open() as running:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # first come, first served: else those that share would never let one in
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(running, fcntl.LOCK_UN)  # closing does not do it while a process forked meanwhile lives
 
 
 @pytest.fixture(autouse=True)

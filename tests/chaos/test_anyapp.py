@@ -12,6 +12,8 @@ from tests.chaos.__main__ import report
 from tests.chaos.anyapp import AnyProducer, application, register
 from tests.chaos.drive import run, workplace
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 SEED = 3
 
 

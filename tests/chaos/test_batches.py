@@ -13,11 +13,14 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import pytest
 
 from pgworkd.client import batch
 from tests.chaos.test_kill_at_full_speed import HELD, freeze
 from tests.kits import process
 from tests.kits.daemon import until
+
+pytestmark = pytest.mark.slow("daemons under faults")
 
 TREES, JOBS = int(os.environ.get("PGWORKD_CHAOS_TREES", "10")), int(os.environ.get("PGWORKD_CHAOS_JOBS", "100"))
 STAGES, DAEMONS = 3, 3

@@ -7,6 +7,8 @@ import pytest
 from tests.chaos.__main__ import report
 from tests.chaos.drive import Plan, run, workplace
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 GATEWAY_KINDS = """
     kill kill_gateway kill_gateway_at_a_point freeze_gateway_long terminate_gateway blackhole_gateway postgres_down
 """.split()

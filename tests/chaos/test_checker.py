@@ -14,6 +14,8 @@ from tests.chaos.checker import CHECKS
 from tests.chaos.evidence import Change, Evidence, Row, Tree
 from tests.chaos.history import History, Note, load
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 JOB = "job"
 
 

@@ -16,6 +16,8 @@ from pgworkd.embedded import EmbeddedPostgres
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.server import TEST_SETTINGS, create_database, create_template
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 DAEMONS, ONE_BY_ONE = 50, 20
 CROWD = 100_000
 LEASE = {"lease_s": 30.0, "heartbeat_s": 1.0}

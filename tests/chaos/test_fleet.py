@@ -8,10 +8,13 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 
 from tests.chaos import workload
 from tests.chaos.fleet import Fleet
 from tests.chaos.history import load
+
+pytestmark = pytest.mark.slow("daemons under faults")
 
 
 async def test_a_daemon_terminated_during_python_startup_exits_with_0(

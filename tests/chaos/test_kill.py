@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 
 from pgworkd import App, Job
 from pgworkd.database import schema
@@ -16,6 +17,8 @@ from pgworkd.embedded import EmbeddedPostgres
 from tests.kits import process
 from tests.kits.daemon import running, until
 from tests.kits.server import create_database, create_template, start_test_server
+
+pytestmark = pytest.mark.slow("daemons under faults")
 
 IN_FLIGHT = 1_000
 LEASE_S = 5.0

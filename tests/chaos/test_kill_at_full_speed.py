@@ -16,6 +16,8 @@ import pytest
 from tests.kits import process
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 JOBS = 30_000
 RECORD = 32
 """Size of a record: the job's id and the attempt."""

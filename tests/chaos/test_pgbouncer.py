@@ -29,7 +29,10 @@ from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.process import app
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="there is no pgbouncer on this machine")
+pytestmark = [
+    pytest.mark.skipif(PGBOUNCER is None, reason="there is no pgbouncer on this machine"),
+    pytest.mark.slow("daemons under faults"),
+]
 _CONFIG = """
 [databases]
 * = host={host} port={port}

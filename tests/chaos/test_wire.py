@@ -14,6 +14,8 @@ from tests.chaos.wire_kit import Operation, sweep
 from tests.chaos.wire_routes import Route
 from tests.http.test_access import routes
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 async def test_an_operation_survives_a_cut_before_any_message(dsn: str, operation: type[Operation]) -> None:

@@ -21,6 +21,8 @@ from pgworkd.settings.config import Settings
 from tests.kits.daemon import insert, running, until
 from tests.kits.proxy import Message, Proxy
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 NEVER_S = 3600.0
 ALONE = {
     "heartbeat_s": 20.0,

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 
 from pgworkd.core.events import Events
 from pgworkd.database.connection import ConnectionOptions
@@ -21,6 +22,8 @@ from pgworkd.errors import DatabaseUnavailable
 from tests.engine.test_leaks import CONNECTIONS, open_files
 from tests.kits.daemon import until
 from tests.kits.proxy import Proxy
+
+pytestmark = pytest.mark.slow("daemons under faults")
 
 CALLS, CALLERS, TRANSACTIONS_MAX = 1_000, 10, 5
 FAILED = (DatabaseUnavailable, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)

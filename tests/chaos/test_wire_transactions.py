@@ -18,6 +18,8 @@ from tests.kits.daemon import insert, running, status, until, waits_for_status
 from tests.kits.proxy import Message, Proxy
 from tests.kits.server import set_read_only
 
+pytestmark = pytest.mark.slow("daemons under faults")
+
 SLOTS = 3
 OUT_S_MAX = 2.5
 """Time limit for getting out of a dead connection; by their own timeouts, statements on it would take a minute."""

@@ -13,6 +13,8 @@ from tests.conformance import checks
 from tests.conformance.checks import CHECKS, Check
 from tests.conformance.field import fields
 
+pytestmark = pytest.mark.slow("workers and gateways in processes of their own, behind a network that is cut")
+
 CLIENTS = Path(__file__).parent.parent / "clients"
 WORKERS = {
     "bash": ("jq", ["bash", str(CLIENTS / "worker.sh")]),

@@ -14,6 +14,8 @@ import pytest
 from tests.docs.sandbox import Sandbox
 from tests.kits.docs import NAMES, Block, blocks
 
+pytestmark = pytest.mark.slow("each page is a session with a database, commands and daemons of its own")
+
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install ."
 UNITS = "umask 022"
 MORE_UNITS = "/opt/app/.venv/bin/pip install '.[http]'"

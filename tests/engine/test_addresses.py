@@ -165,6 +165,7 @@ async def test_a_statement_is_cancelled_at_the_address_where_it_runs(
         await pool.close()
 
 
+@pytest.mark.slow("a lease that must not run out")
 async def test_a_primary_that_falls_silent_costs_no_lease_and_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """All connections of a daemon move to the next address within the lease, whose own time is the shortest."""
     async with Proxy(dsn) as one, Proxy(dsn) as other:
@@ -212,6 +213,7 @@ async def test_a_name_server_that_is_silent_holds_up_neither_the_next_host_nor_t
         answer.set()
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_a_process_ends_while_a_name_server_is_silent() -> None:
     program = """if True:
         import asyncio, socket, time
@@ -224,6 +226,7 @@ def test_a_process_ends_while_a_name_server_is_silent() -> None:
     assert "lost.example: its address was not found in time" in ended.stderr
 
 
+@pytest.mark.slow("waits for addresses that are silent")
 @pytest.mark.parametrize("others", [("refused",), ("silent",), ("frozen", "closing"), ()])
 async def test_commands_that_only_read_take_a_standby_if_nothing_else_answers(
     wrong: Wrong, others: tuple[str, ...]
@@ -267,6 +270,7 @@ async def test_random_order_uses_every_host(wrong: Wrong) -> None:
     raise AssertionError("the other host was never tried first")
 
 
+@pytest.mark.slow("waits for many addresses")
 async def test_many_silent_addresses_still_leave_time_for_the_last(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     monkeypatch.setattr(race, "STAGGER_S", 1.0)
     async with Wrong(dsn).open() as wrong:

@@ -27,6 +27,11 @@ from tests.kits.apps import (
 )
 from tests.kits.daemon import cancel, running, until
 
+pytestmark = [
+    pytest.mark.slow("alone, and hundreds of jobs whose handlers take different times"),
+    pytest.mark.alone("how many jobs are claimed ahead follows from how long handlers take"),
+]
+
 IN_SLOTS = [1, 4]
 
 

@@ -18,6 +18,8 @@ from pgworkd.errors import UsageError
 from tests.kits.daemon import insert, running, until
 from tests.kits.models import in_time
 
+pytestmark = pytest.mark.slow("daemons that send alerts, and wait before the next")
+
 RESULTS = "SELECT result FROM pgworkd.finished_jobs WHERE queue = 'alerts' ORDER BY finished_at"
 
 

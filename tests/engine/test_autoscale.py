@@ -16,6 +16,8 @@ import pytest
 from tests.kits.commands import NOWHERE, Play, Start, catches, ended, events, lives, logged, start
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["start"]  # a fixture
 
 

@@ -14,6 +14,8 @@ from tests.kits.cli import Shell, clean, run_bare, shell
 from tests.kits.commands import Start, events, logged, start
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["clean", "shell", "start"]  # fixtures
 
 APP = """

@@ -12,6 +12,8 @@ from tests.engine.bad_inputs import Case, calls, handlers, places, relations, ro
 from tests.kits.daemon import LIMIT_S
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("each bad value in each place where it can come in")
+
 CASES = [each for module in (rows, relations, calls, places, handlers) for each in module.CASES]
 
 

@@ -10,6 +10,8 @@ from tests.engine.bad_inputs import Case, Usage, settings, usage
 from tests.kits.cli import Shell, clean, shell
 from tests.kits.commands import Start, start
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["clean", "shell", "start"]  # fixtures
 
 CASES = [*usage.CASES, *settings.CASES]

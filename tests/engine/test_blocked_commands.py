@@ -36,6 +36,8 @@ from tests.kits.daemon import Recorder, insert, quick_options, running, until
 from tests.kits.metrics import address_of, fetch
 from tests.kits.watched import APP, LISTEN, ready
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["start", "systemd"]  # fixtures
 
 BLOCKS = """

@@ -12,7 +12,7 @@ import pytest
 from tests.kits.boards import ALERTS, PROMETHEUS, rules
 from tests.kits.prometheus import ODD, Prometheus, healthy, needs_prometheus, page, prometheus, served
 
-pytestmark = needs_prometheus
+pytestmark = [needs_prometheus, pytest.mark.slow("a Prometheus that scrapes for half a minute")]
 QUEUES = ("mail", ODD, "back`quote")
 SCRAPED_S = 12
 EVERYTHING = "(?s:.*)"

@@ -18,6 +18,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import OutcomeUnknown
 from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("claims that are given up, and orphans")
+
 WITHIN_S = 1.0
 JOBS = 10
 """Of the queue that is not slow, one after another."""

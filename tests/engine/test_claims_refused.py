@@ -22,6 +22,8 @@ from tests.kits.metrics import address_of, fetch
 from tests.kits.proxy import Proxy
 from tests.kits.watched import APP, LISTEN, ready
 
+pytestmark = pytest.mark.slow("databases that refuse for several seconds")
+
 __all__ = ["start", "systemd"]  # fixtures
 
 ROLE = "refused_role"

@@ -39,6 +39,7 @@ def ended(command: Command, code: int = 0) -> str:
     return output
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_all_figures_are_printed_and_every_table_is_as_before(shell: Shell, bench: Any) -> None:
     shell.sql("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('own', 7)")
     shell.sql("INSERT INTO pgworkd.jobs (queue) VALUES ('own')")
@@ -63,6 +64,7 @@ def test_all_figures_are_printed_and_every_table_is_as_before(shell: Shell, benc
     assert not shell.sql(SESSIONS)
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_json_has_the_figures_and_the_verdict(shell: Shell, bench: Any) -> None:
     before = contents(shell)
     found = json.loads(ended(bench("--jobs", "300", "--payload-bytes", "5000", "--concurrency", "3", "--json")))
@@ -89,6 +91,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_signal_at_any_moment_leaves_nothing(shell: Shell, bench: Any, moment: str, number: signal.Signals) -> None:
@@ -102,6 +105,7 @@ def test_a_signal_at_any_moment_leaves_nothing(shell: Shell, bench: Any, moment:
     assert not shell.sql(SESSIONS)
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_the_loss_of_the_terminal_ends_it_as_a_signal_does(shell: Shell, bench: Any) -> None:
     before = contents(shell)
     inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
@@ -113,6 +117,7 @@ def test_the_loss_of_the_terminal_ends_it_as_a_signal_does(shell: Shell, bench: 
     assert contents(shell) == before
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_a_backlog_that_is_not_drained_in_time_is_reported_and_removed(shell: Shell, bench: Any) -> None:
     before = contents(shell)
     command = bench("--jobs", "2000", "--seconds", "4")
@@ -126,6 +131,7 @@ def test_a_backlog_that_is_not_drained_in_time_is_reported_and_removed(shell: Sh
     assert contents(shell) == before
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_more_signals_do_not_cut_the_removal_short(shell: Shell, bench: Any) -> None:
     before = contents(shell)
     command = bench("--jobs", "10000")
@@ -137,6 +143,7 @@ def test_more_signals_do_not_cut_the_removal_short(shell: Shell, bench: Any) -> 
     assert contents(shell) == before
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("moment", ["registered", "created", "in bulk", "drain"])
 def test_the_next_run_removes_what_a_killed_one_has_left_and_no_queue_of_a_user(
     shell: Shell, bench: Any, moment: str
@@ -158,6 +165,7 @@ def test_the_next_run_removes_what_a_killed_one_has_left_and_no_queue_of_a_user(
     assert contents(shell) == before
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_two_runs_at_once_leave_each_other_alone(shell: Shell, bench: Any) -> None:
     before = contents(shell)
     first = bench("--jobs", "10000")
@@ -170,6 +178,7 @@ def test_two_runs_at_once_leave_each_other_alone(shell: Shell, bench: Any) -> No
     assert ended(bench("--clean")) == "nothing to remove\n"
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_beside_a_busy_fleet(shell: Shell, bench: Any, start: Start) -> None:
     daemon = start("run", "--app", "notes:app", "--queue", "mail", PGWORKD_DSN=shell.dsn)
     daemon.event("daemon.ready")
@@ -189,6 +198,7 @@ def test_beside_a_busy_fleet(shell: Shell, bench: Any, start: Start) -> None:
     assert daemon.ends() == 0
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 def test_a_held_transaction_is_named(shell: Shell, bench: Any) -> None:
     with psycopg.connect(shell.dsn, application_name="forgotten") as other:
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

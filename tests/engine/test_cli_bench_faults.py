@@ -15,6 +15,8 @@ from tests.kits.proxy import Proxy
 from tests.kits.schema import Roles, granted
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["clean", "start"]  # fixtures
 
 

@@ -44,6 +44,7 @@ async def waiting(dsn: str, sql: str) -> AsyncIterator[None]:
         session.terminate()
 
 
+@pytest.mark.slow("questions that wait for a lock as long as they may")
 @pytest.mark.parametrize(
     ("holds", "waits", "on"),
     [

@@ -13,6 +13,8 @@ from pgworkd import App
 from tests.kits.cli import WORKER, Shell, clean, shell
 from tests.kits.daemon import insert, running, until
 
+pytestmark = pytest.mark.slow("daemons that answer, and do not")
+
 __all__ = ["clean", "shell"]  # fixtures
 
 OLD = "now() - interval '2 min'"

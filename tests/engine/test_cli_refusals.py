@@ -39,6 +39,7 @@ DOES = {
 }
 
 
+@pytest.mark.slow("each status with each command")
 @pytest.mark.parametrize("act", list(DOES))
 def test_each_refused_status_is_reported_with_its_reason(shell: Shell, act: str) -> None:
     jobs = every_state(shell)

@@ -19,6 +19,8 @@ from pgworkd.cli.main import EXIT_S
 from tests.kits.cli import invoke
 from tests.kits.commands import APP, LIMIT_S, NOWHERE, Start, catches, database, start, waits_until
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["start"]  # fixtures
 
 
@@ -218,6 +220,7 @@ def test_sighup_reloads_what_can_change_and_logs_the_rest(start: Start, dsn: str
     assert run.event("daemon.stopped"), "which is logged at the level that the reload has set"
 
 
+@pytest.mark.alone("a command has to answer within 2 s")
 def test_help_and_version_are_fast(start: Start) -> None:
     began_s = time.monotonic()
     assert start("--help").ends() == 0

@@ -78,6 +78,7 @@ def test_any_table_fits_any_terminal(data: st.DataObject, width: int) -> None:
     assert len(left_out) <= len(columns) - 2
 
 
+@pytest.mark.slow("each list at each width")
 @pytest.mark.parametrize("width", [80, 100, 132])
 def test_every_list_fits_a_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     shell.die("embedding-of-the-notes", error="x" * 4096)

@@ -18,6 +18,7 @@ from pgworkd.errors import DELAY_S_MAX, InvalidPayload
 from tests.kits.drivers import in_autocommit, numbered, settled, sqlalchemy_engine, stored
 
 
+@pytest.mark.slow("100,000 jobs each")
 async def test_a_hundred_thousand_jobs_in_one_call(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ids = await enqueue_many(db, ({"queue": "q", "payload": {"n": n}} for n in range(100_000)))
     rows = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (payload ->> 'n')::int")
@@ -25,6 +26,7 @@ async def test_a_hundred_thousand_jobs_in_one_call(dsn: str, db: asyncpg.Connect
     assert len(ids) == 100_000
 
 
+@pytest.mark.slow("100,000 jobs each")
 async def test_one_invalid_job_of_a_hundred_thousand_inserts_nothing(db: asyncpg.Connection[Any]) -> None:
     jobs = numbered(100_000, payload={"items": [1, 2, 3, {"name": "a\0b"}]})
     with pytest.raises(InvalidPayload, match=r"^jobs\[99999\]\.payload\.items\[3\]\.name holds a NUL"):
@@ -32,6 +34,7 @@ async def test_one_invalid_job_of_a_hundred_thousand_inserts_nothing(db: asyncpg
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
+@pytest.mark.slow("100,000 jobs each")
 async def test_one_conflict_in_a_hundred_thousand_jobs_inserts_nothing(
     db: asyncpg.Connection[Any],
 ) -> None:

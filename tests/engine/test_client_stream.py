@@ -44,6 +44,7 @@ async def test_a_generator_is_consumed_in_parts(
     assert all(when <= 50 * (number + 2) for number, when in enumerate(drawn_when_sent))
 
 
+@pytest.mark.slow("each error with each driver")
 @in_autocommit
 @pytest.mark.parametrize("fault", ["job", "generator"])
 async def test_a_late_error_undoes_all_inserts_but_not_the_callers_transaction(

@@ -15,6 +15,8 @@ from pgworkd.engine.life.daemon import Daemon
 from tests.kits.apps import Gauge
 from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("queues that drain, and daemons that stop")
+
 
 async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()

@@ -16,6 +16,8 @@ from tests.kits.apps import app_of_one
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.server import binaries
 
+pytestmark = pytest.mark.slow("dumps and restores")
+
 DATA = ["--data-only", "--load-via-partition-root", "-n", "pgworkd", "--exclude-table-data=pgworkd.schema_version"]
 RESTORE = ("psql", "-X", "-v", "ON_ERROR_STOP=1", "--single-transaction")
 REPLICA = ("-c", "SET session_replication_role = replica")

@@ -25,6 +25,8 @@ from pgworkd.demo.view import DemoTally, differences, verdict
 from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
 from pgworkd.errors import PgworkdError, UsageError
 
+pytestmark = pytest.mark.slow("whole demos, each with a server of its own")
+
 # The demo, run twice on the same data; then its database is checked.
 
 TEXTS = {

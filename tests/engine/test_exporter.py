@@ -24,6 +24,8 @@ from tests.kits.metrics import PROMTOOL, address_of, complaints, fetch, total
 from tests.kits.proxy import Proxy
 from tests.kits.schema import granted
 
+pytestmark = pytest.mark.slow("an exporter of its own for each, read over HTTP")
+
 __all__ = ["start"]  # fixtures
 
 

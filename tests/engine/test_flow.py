@@ -17,6 +17,8 @@ from tests.kits.daemon import running, until
 from tests.kits.flow import Log, all_finished, fill, fleet, most_in_window, observed, settings, take_ids
 from tests.kits.verbs import complete, worker
 
+pytestmark = pytest.mark.slow("limits of a fleet, watched while hundreds of jobs run")
+
 STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
 
 

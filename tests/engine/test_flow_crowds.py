@@ -16,6 +16,8 @@ from pgworkd.errors import PermanentError
 from tests.kits.batches import counts_of, crowd, effects, exact
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("thousands of dependents")
+
 MANY = 5_000
 
 

@@ -16,6 +16,8 @@ from tests.kits import process
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.flow import Log, all_finished, fill, fleet
 
+pytestmark = pytest.mark.slow("limits of a fleet, watched while hundreds of jobs run")
+
 LEASE = {"lease_s": 1.0, "heartbeat_s": 0.2}
 
 

@@ -20,6 +20,8 @@ from pgworkd.engine.claim.pool import CLAIM_MAX, CLAIM_SOCKET_MAX
 from tests.engine.test_large_work import insert_large
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("each statement, read by a client that stops reading")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
 

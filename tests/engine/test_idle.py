@@ -19,6 +19,8 @@ from pgworkd.engine.life import signals
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from tests.kits.daemon import LIMIT_S, until
 
+pytestmark = pytest.mark.slow("what an idle daemon does, for seconds")
+
 QUEUES = [f"q{n}" for n in range(10)]
 PER_S_MAX = 1.0
 WINDOW_S = 2.2

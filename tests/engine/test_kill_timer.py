@@ -17,6 +17,8 @@ import pytest
 
 from pgworkd.engine.life.kill_timer import EXIT_CODE
 
+pytestmark = pytest.mark.slow("processes that hold the interpreter lock until they are ended")
+
 PROGRAM = """
 import ctypes, os, re, signal, subprocess, sys, threading, time
 from pgworkd.engine.life.kill_timer import KillTimer

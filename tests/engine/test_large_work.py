@@ -15,6 +15,8 @@ from pgworkd.engine.settle import settler
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy
 
+pytestmark = pytest.mark.slow("payloads of megabytes over a slow connection")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
 MIB = 1024 * 1024

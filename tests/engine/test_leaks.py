@@ -14,11 +14,14 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 
 from pgworkd import App, Job
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
 from tests.kits.daemon import insert, running, until, waits_for_status
+
+pytestmark = pytest.mark.slow("enough starts, stops and jobs to see whether something is left behind")
 
 JOBS = 1_000
 FATES = ["return", "raise", "permanent", "snooze", "time out", "be cancelled", "transaction", "roll back", "unstorable"]

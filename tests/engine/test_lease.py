@@ -19,6 +19,11 @@ from tests.kits.apps import Sleepers
 from tests.kits.daemon import LEFT_S, daemon_of, insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy
 
+pytestmark = [
+    pytest.mark.slow("leases that run out, each test alone on the machine"),
+    pytest.mark.alone("leases of a second or two: who cannot renew in time must stop"),
+]
+
 # A short outage.
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import asyncpg
+import pytest
 
 from pgworkd.core.registration import Registration
 from pgworkd.core.source import Instructions
@@ -18,6 +19,11 @@ from pgworkd.database.store import Store
 from pgworkd.engine.life.heartbeat import Heartbeat, LeaseOptions, boot_time_s
 from tests.kits.daemon import until
 from tests.kits.proxy import Proxy
+
+pytestmark = [
+    pytest.mark.slow("leases that run out, each test alone on the machine"),
+    pytest.mark.alone("leases of a second or two: who cannot renew in time must stop"),
+]
 
 
 class LeaseHolder:

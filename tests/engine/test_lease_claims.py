@@ -18,6 +18,11 @@ from tests.kits.apps import Sleepers
 from tests.kits.daemon import Recorder, daemon_of, insert, running, until, waits_for_status
 from tests.kits.proxy import Proxy
 
+pytestmark = [
+    pytest.mark.slow("leases that run out, each test alone on the machine"),
+    pytest.mark.alone("leases of a second or two: who cannot renew in time must stop"),
+]
+
 WAITING_CLAIM = """SELECT EXISTS (SELECT FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pgworkd.claim(%')"""
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import asyncpg
+import pytest
 
 from pgworkd import App, Job
 from pgworkd.core import events
@@ -13,6 +14,11 @@ from pgworkd.engine.life.daemon import Daemon
 from tests.kits import process
 from tests.kits.daemon import LEASE_S, daemon_of, insert, until, waits_for_status
 from tests.kits.proxy import Proxy
+
+pytestmark = [
+    pytest.mark.slow("leases that run out, each test alone on the machine"),
+    pytest.mark.alone("leases of a second or two: who cannot renew in time must stop"),
+]
 
 
 async def test_no_claimed_job_starts_after_a_freeze_until_the_lease_is_renewed(

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import asyncpg
+import pytest
 
 from pgworkd import App
 from pgworkd.core import events
 from tests.kits.apps import Sleepers
 from tests.kits.daemon import daemon_of, insert, until, waits_for_status
+
+pytestmark = [
+    pytest.mark.slow("leases that run out, each test alone on the machine"),
+    pytest.mark.alone("leases of a second or two: who cannot renew in time must stop"),
+]
 
 LEASE_S = 1.2
 _FULL_LEASES = "SELECT min(lease_until) > $1::timestamptz + interval '2 s' FROM pgworkd.workers"

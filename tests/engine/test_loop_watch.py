@@ -22,6 +22,11 @@ from pgworkd.engine.life.loop_watch import BLOCKED_S, LoopWatch
 from pgworkd.process.redaction import hide_secret
 from tests.kits.daemon import until
 
+pytestmark = [
+    pytest.mark.slow("loops that are blocked for more than a second"),
+    pytest.mark.alone("a loop that is blocked, and no other, is to be named"),
+]
+
 FACTS = {"job_id": "1", "queue": "q", "kind": "k", "attempt": 1}
 
 

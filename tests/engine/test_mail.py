@@ -25,6 +25,8 @@ from tests.kits.cli import clean
 from tests.kits.daemon import insert, running, until
 from tests.kits.models import FUZZ
 
+pytestmark = pytest.mark.slow("mail servers that are slow, refuse, and break off")
+
 __all__ = ["clean"]  # a fixture
 
 PASSWORD = "c4n4ry-s3cret/@:"

@@ -20,6 +20,8 @@ from tests.kits.commands import Start, database, start, waits_until
 from tests.kits.metrics import NO_PROMETHEUS, PROMETHEUS, address_of, fell, fetch, total
 from tests.kits.watched import APP, ASK, LISTEN, finished, insert, ready, serve, until_finished
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["start"]  # fixtures
 
 

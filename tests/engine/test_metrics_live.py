@@ -14,6 +14,8 @@ from tests.kits.metrics import PROMETHEUS_ACCEPT, PROMTOOL, Page, address_of, co
 from tests.kits.proxy import Proxy
 from tests.kits.watched import APP, ASK, LISTEN, finished, insert, ready, serve, until_finished
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["start"]  # fixtures
 
 OTEL = """
@@ -79,6 +81,7 @@ def test_a_meter_provider_of_the_app_is_used(start: Start, dsn: str, tmp_path: P
     assert "messaging.client.consumed.messages" in found.read_text()
 
 
+@pytest.mark.alone("a page has to come within 50 ms")
 def test_a_blocked_loop_does_not_block_health(start: Start, dsn: str, tmp_path: Path) -> None:
     address = serve(start, tmp_path, dsn)
     waits_until(lambda: ready(address))

@@ -16,6 +16,8 @@ from tests.kits.apps import app_of_one
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.server import set_read_only
 
+pytestmark = pytest.mark.slow("whole schemas installed, beside sessions that hold locks")
+
 
 def connection(dsn: str, **changes: float) -> ConnectionOptions:
     return ConnectionOptions(dsn, **({"connect_timeout_s": 5, "command_timeout_s": 5} | changes))

@@ -31,6 +31,8 @@ from tests.kits.planting import ROOT
 from tests.kits.schema import catalog, differences
 from tests.sql.versions import schema_of, stored
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 LAST_OF = {
     1: "1f3217520b0f5843b360e4a73cc150d758b60d70",
     2: "4028d746da5250ff073889e846a50aae9b0b5ecf",

@@ -24,6 +24,8 @@ from tests.kits.apps import app_of_one
 from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 from tests.kits.schema import plain_user
 
+pytestmark = pytest.mark.slow("migrations beside daemons and open transactions")
+
 INSERT_S = 1.0
 """Five times as long as an INSERT may wait behind a migration that does not get its locks."""
 CURRENT = "the schema is installed and current, as after pgworkd dev or an earlier migrate: nothing to do"

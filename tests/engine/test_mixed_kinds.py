@@ -11,7 +11,10 @@ from pgworkd import App
 from pgworkd.core import events
 from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
-pytestmark = pytest.mark.usefixtures("soon_asked")
+pytestmark = [
+    pytest.mark.usefixtures("soon_asked"),
+    pytest.mark.slow("a rolling deploy: kinds that one daemon knows, and another does not"),
+]
 SERVED = "SELECT count(*) = 2 FROM pgworkd.pools"
 LEFT = "SELECT count(*) = 0 FROM pgworkd.jobs"
 

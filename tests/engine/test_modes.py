@@ -19,6 +19,8 @@ from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import PermanentError, Snooze
 from tests.kits.daemon import Recorder, insert, quick_options, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("threads and processes that end, or do not")
+
 
 @pytest.fixture(autouse=True)
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from pgworkd.core import events
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 
 @pytest.fixture(autouse=True)
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from pgworkd.errors import PermanentError
 from tests.kits.apps import cancel_this_task, dead_end
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("each outcome, with a daemon for each")
+
 Handle = Callable[[], Awaitable[Any]]
 
 RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {

@@ -74,6 +74,7 @@ async def test_an_unexpected_exception_in_a_validator_fails_the_attempt(dsn: str
     assert "a validator with a defect" in await db.fetchval("SELECT error FROM pgworkd.jobs")
 
 
+@pytest.mark.slow("each odd value in each column")
 @pytest.mark.parametrize(
     ("column", "value"),
     [

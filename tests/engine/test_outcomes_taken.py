@@ -14,6 +14,8 @@ from pgworkd.errors import LeaseLost, Snooze
 from tests.kits.apps import dead_end
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("each outcome with each way of losing it")
+
 # The attempt is ended by someone else while its handler runs.
 
 

@@ -17,6 +17,8 @@ import pytest
 from pgworkd.processes import parent_guard
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 GUARD = [sys.executable, "-I", "-S", parent_guard.__file__]
 SCALE = """
 import os, subprocess, sys, threading, time

@@ -17,6 +17,8 @@ import pytest
 from pgworkd import App
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 
 def fork(payload: dict[str, Any]) -> int:
     """By Python, or as a library in C does, which Python's hooks do not hear of: that child keeps every descriptor."""

@@ -23,6 +23,8 @@ from tests.kits.metrics import fetch
 from tests.kits.schema import granted_login
 from tests.kits.server import database_name, free_port
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["start", "systemd"]  # fixtures
 
 RUN = ("run", "--app", "notes:app", "--log-format", "json")

@@ -78,6 +78,7 @@ async def test_a_job_that_cannot_be_claimed_holds_up_no_other(dsn: str, db: Db, 
     assert len(seen.all(events.ROWS_REJECTED)) == 1
 
 
+@pytest.mark.slow("a claim that waits as long as it may")
 async def test_a_job_whose_claim_waits_holds_up_no_other(dsn: str, db: Db) -> None:
     """As a trigger does that asks another system; and it runs soon after that is over."""
     ran: list[Any] = []

@@ -57,6 +57,7 @@ async def handle_in_loop(payload: dict[str, Any]) -> dict[str, Any]:
     return handle(payload)
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("mode", ["loop", "thread", "process"])
 async def test_a_kind_is_looked_up_and_never_imported(
     dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
@@ -79,6 +80,7 @@ async def test_a_kind_is_looked_up_and_never_imported(
         await insert(db, "q", kind="")
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("mode", ["loop", "thread", "process"])
 async def test_a_payload_is_only_ever_data(dsn: str, db: asyncpg.Connection[Any], mode: Any) -> None:
     frame = pickle.dumps(Ran(), protocol=0).decode("latin-1")  # of ASCII without NUL

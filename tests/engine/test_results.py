@@ -15,6 +15,8 @@ from pgworkd.errors import BatchClosed, JobFailed, JobUnknown, PermanentError, S
 from pgworkd.results import Found, Results
 from tests.kits.daemon import insert, running, until
 
+pytestmark = pytest.mark.slow("sessions that wait for results")
+
 NOBODY = UUID(int=7)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import asyncpg
+import pytest
 
 from pgworkd import App
 from pgworkd.core import events
@@ -89,6 +90,7 @@ DAYS_OF_OURS = """SELECT c.oid::regclass FROM pg_inherits i JOIN pg_class c ON c
     WHERE i.inhparent = 'pgworkd.finished_jobs'::regclass AND c.relname <> 'finished_jobs_other'"""
 
 
+@pytest.mark.slow("a million rows and more, read and not read")
 async def test_a_restored_history_of_no_day_delays_neither_start_nor_settles(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:

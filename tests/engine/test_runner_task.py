@@ -14,6 +14,8 @@ import pytest
 
 from tests.kits.apps import Handle, Ordinary, cancel_this_task, outlived, tenant, this_task
 
+pytestmark = pytest.mark.slow("each way in which a handler can alter its task, in each mode")
+
 # What a handler does to its task.
 
 

@@ -20,6 +20,8 @@ from pgworkd.errors import Snooze
 from tests.kits.apps import Ordinary, cancel_this_task, outlived, run_ordinary, tasks_now, tenant, this_task
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("time-outs and grace periods, each in each mode")
+
 # A timeout applies to one job only.
 
 

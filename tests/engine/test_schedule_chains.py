@@ -13,6 +13,8 @@ from pgworkd.core import events
 from pgworkd.engine.life.maintenance import Periods
 from tests.kits.daemon import running, until
 
+pytestmark = pytest.mark.slow("occurrences, a second apart")
+
 SELDOM = Periods(rescue_s=0.1, schedules_s=3600)
 LOST = """
     WITH lost AS (

@@ -77,6 +77,7 @@ async def everything_stored(db: asyncpg.Connection[Any]) -> list[str]:
     return [row[0] for row in jobs]
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("form", ["json", "console"])
 async def test_a_daemon_never_prints_or_stores_the_password(
     start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any], form: str
@@ -102,6 +103,7 @@ async def test_a_daemon_never_prints_or_stores_the_password(
     assert sum("***@127.0.0.1" in row for row in stored) == 1, "the other is cut"
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The output of a handler is its own responsibility; here it proves that the tests would notice a leak."""
     run = start("run", "--app", app_file, PGWORKD_DSN=secret_dsn)
@@ -110,6 +112,7 @@ async def test_the_check_sees_a_leak(start: Start, app_file: str, secret_dsn: st
     assert leaks(*run.lines)
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("secret_dsn", ["encoded"], indirect=True)
 async def test_daemons_of_a_supervisor_get_the_dsn_by_environment(start: Start, app_file: str, secret_dsn: str) -> None:
     args = ["run", "--dsn", secret_dsn, "--app", app_file, "--processes", "2"]
@@ -219,6 +222,7 @@ async def test_no_repr_shows_the_password(monkeypatch: pytest.MonkeyPatch) -> No
     assert not leaks(*(text for each in reached for text in (repr(each), str(each), f"{each}")))
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 async def test_pickles_for_child_processes_hold_no_password(
     secret_dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from tests.engine.test_secrets import broken
 from tests.kits.cli import clean, invoke
 from tests.kits.schema import PASSWORDS, leaks, secret_dsn
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["clean", "secret_dsn"]  # fixtures
 
 ID = str(uuid.UUID(int=7))

@@ -16,6 +16,8 @@ from pgworkd.engine.life.daemon import Daemon
 from tests.kits.apps import Gauge
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("settings from each source, in processes")
+
 UNTOLD = {"heartbeat_s": 900.0, "lease_s": 3600.0, "poll_s": 60.0}
 """Daemons depend on notifications or known deadlines: heartbeats and polls come too late for these tests."""
 

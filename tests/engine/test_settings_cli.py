@@ -100,6 +100,7 @@ def test_every_setting_can_be_set_and_reset(shell: Shell) -> None:
     assert shell.sql("SELECT count(*) FROM pgworkd.queues") == 0
 
 
+@pytest.mark.slow("each setting with its wrong values")
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -21,6 +21,8 @@ from tests.kits.apps import Gauge
 from tests.kits.commands import Start, database, start, waits_until
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("settings that change while daemons run")
+
 __all__ = ["start"]  # fixtures
 
 QUEUES = "SELECT array_agg(queue::text ORDER BY queue) FROM pgworkd.pools"

@@ -50,6 +50,7 @@ def _app() -> App:
     return app
 
 
+@pytest.mark.slow("each error of a server")
 @pytest.mark.parametrize("code", CODES)
 async def test_one_bad_job_is_isolated_and_the_others_are_settled(
     dsn: str, db: asyncpg.Connection[Any], code: str
@@ -71,6 +72,7 @@ async def test_one_bad_job_is_isolated_and_the_others_are_settled(
     assert seen.all(events.JOB_STALE) == []
 
 
+@pytest.mark.slow("each outcome")
 @pytest.mark.parametrize("code", CODES)
 async def test_an_outcome_that_is_always_rejected_stays_in_flight_and_is_logged(
     dsn: str, db: asyncpg.Connection[Any], code: str

@@ -13,6 +13,8 @@ from pgworkd import App, Job
 from pgworkd.core import events
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("outcomes beside open transactions")
+
 WITHIN_S = 1.5
 _BATCH = "(SELECT batch_id FROM pgworkd.jobs WHERE id = $1)"
 _DEPENDENT = "(SELECT job_id FROM pgworkd.job_dependencies WHERE depends_on = $1)"

@@ -20,6 +20,8 @@ from pgworkd.errors import OutcomeUnknown, Snooze
 from tests.kits.daemon import insert, running, status, until, waits_for_status
 from tests.kits.proxy import Proxy
 
+pytestmark = pytest.mark.slow("outcomes that are delayed, locked and rejected")
+
 BACKLOG = "INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $1::int)"
 
 

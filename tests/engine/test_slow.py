@@ -13,6 +13,8 @@ from pgworkd.core import events
 from pgworkd.engine.settle.job_events import SAMPLES_LEAST
 from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("runs that take several times as long as usual")
+
 
 @pytest.fixture(autouse=True)
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from pgworkd import App, Job
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.schema import plain_user, with_login
 
+pytestmark = pytest.mark.slow("a daemon for each way to spoil a session")
+
 SPOILT: dict[str, str] = {
     "prepared statements": "DEALLOCATE ALL",
     "one of them": "DEALLOCATE pgworkd_session",

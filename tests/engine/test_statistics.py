@@ -19,6 +19,8 @@ from pgworkd.engine.life.daemon import Daemon
 from tests.kits.apps import attempt_of
 from tests.kits.daemon import insert, quick_options, running, until
 
+pytestmark = pytest.mark.slow("statistics of a fleet, over seconds")
+
 SUMS = """
     SELECT kind, sum(started)::int, sum(completed)::int, sum(failed)::int, sum(dead)::int, sum(released)::int
     FROM pgworkd.queue_minutes GROUP BY kind ORDER BY kind"""

@@ -19,6 +19,8 @@ from pgworkd.core.job import Reason
 from pgworkd.engine.life.daemon import Daemon
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 
+pytestmark = pytest.mark.slow("stops, with a daemon for each")
+
 REASONS = ["timeout", "cancel", "stop", "fence"]
 ENDINGS = {"timeout": "dead", "cancel": "cancelled", "stop": "pending", "fence": "pending"}
 """The status of a job with one failure that is ended for this reason."""

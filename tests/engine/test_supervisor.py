@@ -23,6 +23,8 @@ from pgworkd.settings.config import Settings
 from tests.kits.commands import NOWHERE, Command, Start, Systemd, ended, events, logged, start, systemd
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 APP = """
 import os, signal, sys, time
 from pathlib import Path

@@ -15,6 +15,8 @@ from tests.engine.test_supervisor import play
 from tests.kits.commands import ended, events, logged, start
 from tests.kits.daemon import until
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 __all__ = ["play", "start"]  # fixtures
 APP = """
 import ctypes

@@ -33,6 +33,8 @@ from tests.kits.traces import (
 )
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("each mode and each ending, traced")
+
 
 def app_of(handle: Any, **options: Any) -> App:
     app = App()

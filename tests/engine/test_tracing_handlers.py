@@ -71,6 +71,7 @@ def said(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith('{"')]
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("handle", [in_loop, in_a_child_task, in_thread, in_process], ids=lambda h: h.__name__)
 async def test_the_context_is_current_in_every_mode(
     dsn: str, db: Db, spans: Spans, handle: Any, capfd: pytest.CaptureFixture[str]
@@ -189,6 +190,7 @@ trace.set_tracer_provider(provider)
 """
 
 
+@pytest.mark.slow("commands and daemons in processes of their own")
 @pytest.mark.parametrize("imports", ["", WITH_OTEL], ids=["off", "on"])
 async def test_the_command_traces_if_the_application_has_imported_opentelemetry(
     dsn: str, db: Db, tmp_path: Path, imports: str

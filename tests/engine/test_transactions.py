@@ -17,6 +17,8 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import LeaseLost, UsageError
 from tests.kits.daemon import cancel, insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("each way in which a transaction of a job may end")
+
 
 @pytest.fixture
 async def notes(db: asyncpg.Connection[Any]) -> asyncpg.Connection[Any]:

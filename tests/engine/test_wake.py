@@ -16,6 +16,8 @@ from pgworkd.errors import Snooze
 from tests.kits.apps import never_stalls
 from tests.kits.daemon import insert, running, until, waits_for_status
 
+pytestmark = pytest.mark.slow("jobs that become due, a second or two ahead")
+
 SLOW_POLL = {"poll_s": 60.0, "heartbeat_s": 20.0, "lease_s": 60.0}
 """Periods so long that a job found only by a poll is too late for any test here."""
 
@@ -42,6 +44,7 @@ def is_empty(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
 
+@pytest.mark.alone("a new job has to run within moments")
 async def test_an_idle_pool_is_notified_within_moments(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
     async with running(app_that_counts(ran), dsn, **SLOW_POLL) as (_, seen):
@@ -109,6 +112,7 @@ async def test_an_insert_into_an_unserved_queue_sends_no_notification(dsn: str, 
     await listener.close()
 
 
+@pytest.mark.alone("a job due has to run within moments")
 @pytest.mark.parametrize("wait_ms", [30, 300, 1500])
 async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], wait_ms: int) -> None:
     ran: Counter[Any] = Counter()
@@ -128,6 +132,7 @@ async def test_a_future_job_runs_on_time(dsn: str, db: asyncpg.Connection[Any], 
     assert 0 <= min(late_s) < 0.2
 
 
+@pytest.mark.alone("a job due has to run within moments")
 async def test_a_snoozed_job_runs_on_time_without_a_poll(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 

@@ -20,6 +20,8 @@ from pgworkd.engine.life.kill_timer import EXIT_CODE
 from tests.kits import blocking
 from tests.kits.daemon import insert, running, until
 
+pytestmark = pytest.mark.slow("handlers that block daemons for up to three leases")
+
 TIMES = {"lease_s": 3.0, "heartbeat_s": 0.5, "loop_limit_s": 7.0}
 SHORT_S, NEARLY_S, LONG_S, VERY_LONG_S = 1.6, 2.7, 4.5, 9.0
 """1 s and a little, nearly a lease, one and a half, three."""

@@ -26,6 +26,8 @@ from pgworkd.gateway.api.request.problems import Problem
 from tests.kits.gateway import ALL, Caller, also, calling, token
 from tests.kits.schema import granted
 
+pytestmark = pytest.mark.slow("each calls the whole table of routes")
+
 ID = str(UUID(int=7))
 ASSIGNMENT = sealed(Fence(UUID(int=7), 1, 7, UUID(int=1)))
 OPEN = {"/healthz", "/readyz", "/v1/problems/{slug}"}

@@ -12,6 +12,8 @@ import pytest
 from pgworkd.gateway.api.routes import bulk
 from tests.kits.gateway import calling
 
+pytestmark = pytest.mark.slow("bodies of megabytes")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 LINES = {"Content-Type": "application/x-ndjson"}
 COUNT = "SELECT count(*) FROM pgworkd.jobs"

@@ -8,9 +8,13 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from pgworkd.gateway.api.app import asgi
 from pgworkd.gateway.api.request.problems import PROBLEMS
 from tests.kits.gateway import served
+
+pytestmark = pytest.mark.slow("each calls the whole table of routes")
 
 
 def described() -> dict[str, Any]:

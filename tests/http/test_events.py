@@ -22,6 +22,8 @@ from tests.kits.daemon import insert, until
 from tests.kits.gateway import LIMIT_S, Scopes, also, calling, served, token
 from tests.kits.proxy import Proxy
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 Event = tuple[str, Any]
 
 

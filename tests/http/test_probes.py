@@ -16,6 +16,7 @@ from uuid import UUID
 
 import asyncpg
 import httpx
+import pytest
 from anyio import to_thread
 
 from pgworkd.admin import Admin
@@ -24,6 +25,8 @@ from pgworkd.core.assignment import parsed, sealed
 from pgworkd.database.connection import ConnectionOptions
 from tests.http.probes import CANARY, PROBES, Probe
 from tests.kits.gateway import LIMIT_S, served, token
+
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
 
 PROXY = {"X-Forwarded-For": "10.0.0.{n}"}
 """Each comes from an address of its own: the limit on wrong tokens is tested elsewhere, and would answer for others."""

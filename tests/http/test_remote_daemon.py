@@ -19,6 +19,8 @@ from pgworkd.core import events
 from tests.kits.daemon import cancel, insert, running, status, until, waits_for_status
 from tests.kits.remote_daemon import remote_daemons
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 LEASE = {"lease_s": 2.0, "heartbeat_s": 0.2}
 

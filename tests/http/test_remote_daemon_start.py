@@ -17,6 +17,8 @@ from tests.kits.daemon import Recorder, quick_options, running
 from tests.kits.gateway import served, token
 from tests.kits.remote_daemon import remote_daemons
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 
 def test_an_app_with_alerts_is_refused(dsn: str) -> None:
     app = App()

@@ -17,6 +17,8 @@ from tests.kits.server import create_database, create_template, start_test_serve
 from tests.sweeps import test_dba_disasters
 from tests.sweeps.test_dba_disasters import bin_dir  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 SLOTS = 3
 FILL = "INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, $1)"
 OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"

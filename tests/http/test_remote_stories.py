@@ -9,6 +9,8 @@ import pytest
 from tests.kits.remote_daemon import remote_daemons
 from tests.stories import test_01_insert_to_done, test_02_crash_and_rescue, test_05_stop
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 NEED_A_DATABASE = {
     "test_writes_in_job_transaction_commit_with_the_completion_or_not_at_all",
     "test_a_daemon_that_never_reached_its_database_stops_cleanly",

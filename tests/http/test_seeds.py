@@ -23,6 +23,8 @@ from tests.kits.docs import table
 from tests.kits.gateway import LIMIT_S, Caller, calling, served, token
 from tests.kits.workers import registered
 
+pytestmark = pytest.mark.slow("every route of two other services")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 Play: TypeAlias = "Callable[[Caller, Db, str], Awaitable[None]]"
 PLAYS: dict[str, Play] = {}

@@ -21,6 +21,8 @@ import pytest
 from tests.kits.gateway import LIMIT_S, served, token
 from tests.kits.proxy import Proxy
 
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
 JOB = {"queue": "q"}
 
 

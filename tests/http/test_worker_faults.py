@@ -15,6 +15,8 @@ from tests.kits.daemon import until
 from tests.kits.gateway import calling
 from tests.kits.workers import registered
 
+pytestmark = pytest.mark.slow("leases, gateways and claims that are lost")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 HELD_BACK = """
     CREATE FUNCTION hold_back() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

@@ -13,6 +13,8 @@ from tests.http.test_workers import insert, status
 from tests.kits.gateway import calling
 from tests.kits.workers import registered
 
+pytestmark = pytest.mark.slow("each bad value in each call of a worker")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 DEEP = "[" * 65 + "]" * 65
 RESULTS = {

@@ -13,6 +13,8 @@ from tests.kits.daemon import until
 from tests.kits.gateway import calling
 from tests.kits.workers import Worker, registered
 
+pytestmark = pytest.mark.slow("leases of attempts, and workers that come back")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
 

@@ -12,6 +12,8 @@ from tests.kits.daemon import Recorder
 from tests.kits.gateway import Caller, calling
 from tests.kits.workers import registered
 
+pytestmark = pytest.mark.slow("each end through each gateway, a second each until the schedule is due")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 RUNS = 2
 WAYS: dict[str, dict[str, Any]] = {

@@ -16,6 +16,8 @@ from pgworkd.gateway.api.request.gateway import Gateway
 from tests.kits.gateway import Caller, also, calling, token
 from tests.kits.workers import Worker, registered
 
+pytestmark = pytest.mark.slow("claims that wait, leases that run out")
+
 Db: TypeAlias = "asyncpg.Connection[Any]"
 
 

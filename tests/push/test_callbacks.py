@@ -17,6 +17,8 @@ from tests.kits.gateway import Caller, calling
 from tests.kits.push import pushing, put_endpoint
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("a gateway and a daemon for each")
+
 HOLDERS = "SELECT DISTINCT w.name FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id"
 ACCEPTED = answer_of(202, {"later": True})
 

@@ -18,6 +18,8 @@ from tests.kits.downstream import Downstream, Writer, answer_of, headers_of, mes
 from tests.kits.push import pushing, put_endpoint
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("a daemon for each, and services that hang")
+
 _JOB = """SELECT queue, status, attempts, failures, result::text, error,
     extract(epoch FROM run_at - clock_timestamp())::float8 AS due_s FROM pgworkd.all_jobs WHERE id = $1"""
 

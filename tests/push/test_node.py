@@ -37,9 +37,12 @@ def _modules() -> Path | None:
 
 
 MODULES = _modules()
-pytestmark = pytest.mark.skipif(
-    shutil.which("node") is None or MODULES is None, reason="no node, or no packages: npm ci in tests/clients"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("node") is None or MODULES is None, reason="no node, or no packages: npm ci in tests/clients"
+    ),
+    pytest.mark.slow("compilers and programs of node"),
+]
 
 
 def _verdicts(*sent: tuple[bytes, dict[str, str], str]) -> list[str]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.kits.planting import ROOT
+
+pytestmark = pytest.mark.slow("daemons and gateways that are killed")
 
 
 def test_pushes_survive_kills_and_every_answer() -> None:

@@ -22,6 +22,8 @@ from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 from tests.kits.downstream import OK, Downstream, Writer, serving
 from tests.kits.name_server import naming
 
+pytestmark = pytest.mark.slow("services that hang, or answer one byte a second")
+
 
 @contextlib.asynccontextmanager
 async def sending(**options: Any) -> AsyncIterator[Sender]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from tests.simulation.loop import simulate
 from tests.simulation.network import CALM, Weather
 from tests.simulation.plans import Act, Doing, Profile, draw
 from tests.simulation.world import World
+
+pytestmark = pytest.mark.slow("whole days of a fleet in simulated time")
 
 NO_SETTLES = Weather(refused_share=1.0, verbs=("completed",))
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.simulation.invariants import INVARIANTS, PLAYS, Failure, check
 
+pytestmark = pytest.mark.slow("whole days of a fleet in simulated time")
+
 ROOT = Path(__file__).parent.parent.parent
 SCHEDULES = int(os.environ.get("PGWORKD_SIMULATIONS", "10"))
 SEED = os.environ.get("PGWORKD_SIMULATION_SEED")

@@ -13,6 +13,8 @@ import pytest
 
 from tests.simulation.loop import BEGAN_S, Deadlock, Runaway, SimulationFailed, SimulationLoop, simulate
 
+pytestmark = pytest.mark.slow("whole days of a fleet in simulated time")
+
 SEEDS = range(20)
 
 

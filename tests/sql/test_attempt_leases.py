@@ -140,6 +140,7 @@ async def test_only_what_passed_lately_is_looked_at_if_so_asked(db: Db) -> None:
     assert [row[0] for row in await db.fetch(sql, None)] == [early]
 
 
+@pytest.mark.slow("thousands of rows for each case: what they cost has to show")
 async def test_leases_and_fences_of_many_cost_no_more_each_than_of_few(db: Db) -> None:
     """On tables that were never analyzed, whose plans may be anything; quadratic ones would cost ten times as much."""
     remote = await registered(db, lease_s=3600)

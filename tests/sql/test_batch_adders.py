@@ -18,7 +18,7 @@ from tests.kits.verbs import BATCH_CLOSED, Db, claim, complete, end, fail, one, 
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("many sessions that add to one tree")]
 
 CALLBACK = {"on_complete": {"queue": "done"}}
 ADDS: dict[str, Callable[[Db, uuid.UUID], Awaitable[Any]]] = {

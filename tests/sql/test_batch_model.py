@@ -15,6 +15,8 @@ from tests.kits.batches import LIVE, add, cancel_batch, counted, create
 from tests.kits.models import ADDING, EMPTY, QUICK, RUNNING, WAITING, Step, World, playing, steps
 from tests.kits.verbs import BATCH_CLOSED, Db, at, cancel, clock, complete, end, fail, release, retry
 
+pytestmark = pytest.mark.slow("a model against the database")
+
 BATCHES = "SELECT id, root_id, stream FROM pgworkd.batches ORDER BY created_at, id"
 CALLED = """SELECT r.id, r.tree_finished_at IS NOT NULL AS finished, count(j.id) AS calls
     FROM pgworkd.batches r LEFT JOIN pgworkd.all_jobs j

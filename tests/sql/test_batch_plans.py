@@ -11,7 +11,10 @@ from tests.kits.batches import add, batch, cancel_batch, counted, create, seal
 from tests.kits.sessions import blocks
 from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, retry, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 TABLES = ("jobs", "batches", "batch_additions")
 MANY = """

@@ -14,7 +14,7 @@ from tests.kits.batches import add, batch, calls, cancel_batch, counted, seal, s
 from tests.kits.sessions import Later, is_locked, waits_for_lock
 from tests.kits.verbs import BATCH_CLOSED, Db, Settle, cancel, claim, complete, end, fail, one, retry, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("several sessions in each order")]
 
 CALLBACK = {"on_complete": {"queue": "done"}}
 

@@ -15,6 +15,8 @@ from tests.kits.prometheus import ODD
 from tests.kits.schema import Roles
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("all queries of a board on hours of statistics")
+
 QUEUES = ["mail", "it's", ODD]
 LARGE = {"jobs", "queue_samples", "queue_minutes", "deaths", "audit", "batches"}
 """Tables that no panel may read whole; and all partitions of finished_jobs."""

@@ -16,7 +16,7 @@ from tests.kits.verbs import T0, Db, at, claim, claim_ids, clock, complete, fail
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("claims from each position, in each order")]
 
 NIL = uuid.UUID(int=0)
 TOP = uuid.UUID(int=2**128 - 1)

@@ -16,7 +16,10 @@ from tests.kits.flow import settings
 from tests.kits.sessions import NO_STATISTICS, blocks
 from tests.kits.verbs import Db, at, clock, complete, insert, one, set_pool, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 CLAIM = "SELECT * FROM pgworkd.claim($1, 'q', $2, '{}', '{}', $3, $4, $5, NULL, $6)"
 
 

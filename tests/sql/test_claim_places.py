@@ -17,7 +17,10 @@ from tests.kits.verbs import T0, Db, at, cancel, clock, complete, fail, insert, 
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 CLAIM = """SELECT id, attempt, serialize_key, payload
            FROM pgworkd.claim($1, 'q', $2, p_places => $3, p_reach_s => $4, p_since => $5, p_without => $6)"""

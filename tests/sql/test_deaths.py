@@ -204,6 +204,7 @@ async def test_muting_is_audited(db: Db) -> None:
     ]
 
 
+@pytest.mark.slow("5,000 groups of errors")
 async def test_five_thousand_groups_are_counted_and_listed_in_seconds(db: Db) -> None:
     await db.execute(
         """INSERT INTO pgworkd.jobs (queue, status, attempts, failures, failed_at, error, errors)

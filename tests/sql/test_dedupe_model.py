@@ -29,6 +29,8 @@ from tests.kits.verbs import (
     worker,
 )
 
+pytestmark = pytest.mark.slow("a model against the database")
+
 KEYS = ["a", "b"]
 WAITING = ("pending", "failed")
 TAKEN = "taken"

@@ -23,7 +23,10 @@ from tests.kits.batches import (
 from tests.kits.sessions import Notices, refuse, refused_rows
 from tests.kits.verbs import Db, claim_ids, complete, fail, insert_running, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 
 async def test_locked_dependents_are_retried_later_and_do_not_delay_others(db: Db, other: Db) -> None:

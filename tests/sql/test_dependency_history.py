@@ -10,6 +10,8 @@ import pytest
 from tests.kits.batches import depend
 from tests.kits.verbs import Db, claim_ids, complete, insert, one, worker
 
+pytestmark = pytest.mark.slow("thousands of rows for each case: what they cost has to show")
+
 DAYS = 60
 LOCKED = """SELECT count(DISTINCT c.oid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
             WHERE l.pid = pg_backend_pid() AND c.relname ~ '^finished_jobs_2.......$'"""

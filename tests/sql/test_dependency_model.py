@@ -16,6 +16,8 @@ from tests.kits.models import ADDING as ADDS_TO_BATCHES
 from tests.kits.models import EMPTY, QUICK, RUNNING, WAITING, Step, World, playing, steps
 from tests.kits.verbs import NEVER, Db, at, cancel, clock, complete, end, fail, release, retry
 
+pytestmark = pytest.mark.slow("a model against the database")
+
 TABLES = "pgworkd.job_dependencies, public.edges, public.died"
 TRIGGERS = """
     CREATE TABLE public.edges (job_id uuid, depends_on uuid, on_failed text);

@@ -43,7 +43,10 @@ from tests.kits.verbs import (
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 RULES = ("wait", "cancel", "run")
 

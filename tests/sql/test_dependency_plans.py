@@ -12,7 +12,10 @@ from tests.kits.flow import unblock
 from tests.kits.sessions import blocks, rows_read
 from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, live, one, statuses, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 EDGES = 100_000
 TABLES = ("jobs", "job_dependencies", "result_waiters", "progress", "finished_jobs")

@@ -17,7 +17,7 @@ from tests.kits.verbs import NEVER, Db, cancel, claim, complete, end, fail, inse
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("several sessions in each order")]
 
 ENDS = ["COMMIT", "ROLLBACK"]
 

@@ -11,7 +11,7 @@ from tests.kits.verbs import WORDS, Answer, Db, cancel, claim_ids, clock, comple
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("several sessions in each order")]
 
 
 @pytest.mark.parametrize("word", WORDS)

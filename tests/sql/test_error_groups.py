@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.kits.models import examples
 
+pytestmark = pytest.mark.slow("generated errors, and what they have in common")
+
 WORDS = [
     "connection",
     "refused",

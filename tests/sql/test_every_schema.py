@@ -47,6 +47,7 @@ async def old(empty_dsn: str) -> AsyncIterator[Db]:
     connection.terminate()
 
 
+@pytest.mark.slow("a hundred schemas, each installed and migrated")
 @pytest.mark.parametrize("name", EVERY)
 async def test_any_schema_that_had_a_number_becomes_like_a_fresh_one(
     db: Db, old: Db, empty_dsn: str, name: str

@@ -15,6 +15,8 @@ from tests.kits.flow import HOLDERS, most_in_window, settings
 from tests.kits.models import QUICK, Step, World, playing
 from tests.kits.verbs import Db, at, cancel, clock, complete, end, fail, release, retry
 
+pytestmark = pytest.mark.slow("a model against the database")
+
 AUDIT = """
     CREATE TABLE public.audit (n bigserial PRIMARY KEY, job uuid, attempt int, queue text, key text, old text, new text,
                                run_at timestamptz, started_at timestamptz);

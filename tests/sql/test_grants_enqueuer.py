@@ -18,6 +18,8 @@ from tests.kits.schema import Roles, denied
 from tests.kits.sessions import Notices
 from tests.kits.verbs import Db, at, claim_ids, clock, complete, live, set_pool, worker
 
+pytestmark = pytest.mark.slow("every verb and client as that role")
+
 KEYED = "INSERT INTO pgworkd.jobs (queue, dedupe_key, dedupe_until) VALUES ('q', 'k', $1)"
 TARGET = " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING RETURNING id"
 

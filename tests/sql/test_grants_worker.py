@@ -20,6 +20,8 @@ from tests.kits.daemon import running, status, until, waits_for_status
 from tests.kits.schema import Roles, denied
 from tests.kits.verbs import T0, Db, at, claim_ids, clock, complete, heartbeat, one, rescue, worker
 
+pytestmark = pytest.mark.slow("daemons as each role")
+
 
 def flow() -> App:
     """An application with many kinds."""

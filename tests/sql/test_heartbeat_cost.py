@@ -11,7 +11,10 @@ from tests.kits.verbs import Db, at, cancel, claim_ids, clock, complete, insert,
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 WANTED = "SELECT * FROM pgworkd.wanted($1)"
 

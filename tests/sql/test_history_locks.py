@@ -12,6 +12,8 @@ from pgworkd.admin import queries, refusals
 from tests.kits.batches import depend
 from tests.kits.verbs import Db, one
 
+pytestmark = pytest.mark.slow("a history of more than a year")
+
 DAYS = 400
 LOCKS = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
 FEW = 160

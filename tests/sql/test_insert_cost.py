@@ -6,6 +6,9 @@ import time
 from typing import Any, TypeAlias
 
 import asyncpg
+import pytest
+
+pytestmark = pytest.mark.alone("compares how long statements take")
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -23,6 +23,8 @@ from tests.kits.schema import Roles, catalog, differences
 from tests.kits.server import binaries
 from tests.kits.verbs import Db
 
+pytestmark = pytest.mark.slow("whole schemas installed, by psql and others")
+
 Psql = Callable[..., subprocess.CompletedProcess[str]]
 PLANS = ROOT / "pgworkd" / "sql" / "98_plans.sql"
 

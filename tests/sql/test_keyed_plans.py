@@ -13,7 +13,10 @@ from tests.kits.flow import line, settings, take_ids
 from tests.kits.sessions import NO_STATISTICS, blocks, rows_read
 from tests.kits.verbs import Db, at, complete, insert, one, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 FUNCTIONS = ["claim", "pick", "in_order", "of_key", "next_keys", "due_keys", "by_turn", "running_in", "promote"]
 FUNCTIONS += ["keyed_behind", "places_after", "kinds_waiting"]

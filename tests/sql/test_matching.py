@@ -11,7 +11,10 @@ import pytest
 from tests.kits.sessions import NO_STATISTICS, blocks
 from tests.kits.verbs import Db, at, cancel, claim, claim_ids, fail, insert, one, retry, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 CHUNK = "SELECT * FROM pgworkd.matching({})"
 PARAMETERS = ("queue", "kind", "key", "batch", "status", "after", "limit", "all", "group")

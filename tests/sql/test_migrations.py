@@ -21,6 +21,8 @@ from tests.kits.verbs import Db, claim, insert, worker
 
 from .versions import TOKEN, contents, filled, grants_of, schema_of
 
+pytestmark = pytest.mark.slow("databases of each version, migrated, compared and used by each role")
+
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))
 
 

@@ -17,6 +17,8 @@ from tests.kits.models import World, examples, playing
 from tests.kits.remote import Waiter, beat, claim_for, extend, overdue, registered, standing
 from tests.kits.verbs import Db, clock, heartbeat, insert, rescue, worker
 
+pytestmark = pytest.mark.slow("a model against the database")
+
 GATEWAY_S, DAEMON_S = 30.0, 30.0
 """Their leases; each renews its own every third of it."""
 WORKERS_S, HOLDERS_S = (10.0, 30.0, 90.0), (12.0, 60.0)

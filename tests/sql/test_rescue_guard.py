@@ -174,6 +174,7 @@ async def _fleet(db: Db, *leases_s: float) -> list[int]:
 LEASES_S = (6.0, 30.0, 60.0)
 
 
+@pytest.mark.slow("leases, gaps and outages, each with each")
 @pytest.mark.parametrize("own_s", LEASES_S)
 @pytest.mark.parametrize("others_s", LEASES_S)
 @pytest.mark.parametrize("outage", [0.6, 1.3])

@@ -32,7 +32,7 @@ from tests.kits.verbs import (
 
 from .conftest import Connect
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("several sessions in each order")]
 
 QUEUES = [f"queue {number}" for number in range(4)]
 LOCK = "SELECT pgworkd.lock_queue($1)"

@@ -7,7 +7,10 @@ import pytest
 from tests.kits.sessions import NO_STATISTICS
 from tests.kits.verbs import Db, Settle, claim_ids, complete, end, fail, insert, one, release, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 READ = """SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables
           WHERE relid = 'pgworkd.queues'::regclass"""

@@ -14,7 +14,10 @@ import pytest
 from tests.kits.sessions import NO_STATISTICS, Later, blocks, is_locked, rows_read, waits_for_lock
 from tests.kits.verbs import Db, Settle, claim, complete, end, fail, insert, insert_running, one, release, worker
 
-pytestmark = pytest.mark.usefixtures("t0")
+pytestmark = [
+    pytest.mark.usefixtures("t0"),
+    pytest.mark.slow("thousands of rows for each case: what they cost has to show"),
+]
 
 
 async def _pinned_plan(db: Db, verb: str) -> list[dict[str, Any]]:

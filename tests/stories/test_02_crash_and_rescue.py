@@ -8,11 +8,14 @@ import signal
 from typing import Any
 
 import asyncpg
+import pytest
 
 from pgworkd import App
 from pgworkd.core import events
 from tests.kits import process
 from tests.kits.daemon import insert, running, until, waits_for_status
+
+pytestmark = pytest.mark.slow("daemons that are killed, and leases that run out")
 
 LEASE = {"lease_s": 1.5, "heartbeat_s": 0.2}
 

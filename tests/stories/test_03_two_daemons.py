@@ -6,9 +6,12 @@ from collections import Counter
 from typing import Any
 
 import asyncpg
+import pytest
 
 from pgworkd import App, Job
 from tests.kits.daemon import running, until
+
+pytestmark = pytest.mark.slow("daemons that are killed, and leases that run out")
 
 JOBS = 20_000
 

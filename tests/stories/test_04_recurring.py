@@ -25,6 +25,8 @@ from pgworkd.engine.life.recurring import Recurring
 from tests.kits.daemon import running, until
 from tests.kits.settles import complete
 
+pytestmark = pytest.mark.slow("occurrences, a second apart")
+
 
 async def test_five_daemons_create_one_job_per_occurrence(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """All five daemons serve the same schedule: each occurrence is one row and runs once, and no second is skipped."""

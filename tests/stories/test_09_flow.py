@@ -8,11 +8,14 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 
 from pgworkd import App, Job
 from pgworkd.client import enqueue
 from tests.kits.daemon import running, until
 from tests.kits.flow import most_in_window
+
+pytestmark = pytest.mark.slow("limits of a fleet, watched while hundreds of jobs run")
 
 ALL_OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"
 STARTS = "SELECT started_at FROM pgworkd.finished_jobs WHERE queue = $1"

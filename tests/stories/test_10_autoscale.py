@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from tests.engine.test_autoscale_whole import APP
 from tests.kits import process
 from tests.kits.commands import Start, ended, events, logged, start
 from tests.kits.daemon import until
+
+pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
 
 __all__ = ["start"]  # a fixture
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 
 from pgworkd import App
 from pgworkd.admin import Admin
@@ -16,6 +17,8 @@ from pgworkd.alerts.digest import Digest
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits.daemon import running, until
 from tests.kits.dying import CAUSES, LEASE, QUEUES, SENT, app_of, dying_daemon
+
+pytestmark = pytest.mark.slow("3,000 deaths, and daemons killed meanwhile")
 
 JOBS = 3000
 KILLS = 3

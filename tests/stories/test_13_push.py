@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import asyncpg
+import pytest
 from standardwebhooks.webhooks import Webhook
 
 from tests.kits.daemon import until
@@ -19,6 +20,8 @@ from tests.kits.downstream import Downstream, answer_of, headers_of, message_of,
 from tests.kits.gateway import Caller, calling
 from tests.kits.push import put_endpoint
 from tests.push.process import pushing_process
+
+pytestmark = pytest.mark.slow("a daemon that is killed, and leases that run out")
 
 INVOICES, UNKNOWN, BUSY = 60, {7, 13}, {5, 10, 15, 20}
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

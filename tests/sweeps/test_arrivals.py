@@ -6,6 +6,8 @@ import pytest
 
 from .arrivals import Situation, pause_min_s, play
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 SINGLE_INSERTS = [Situation(rate, seconds=3.0) for rate in (60, 95, 110, 140, 190, 260, 380, 700, 2000)]
 OTHERS = [
     Situation(110, "poisson", took_ms=5),

@@ -14,6 +14,8 @@ from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits.daemon import running, until
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 JOBS = 150
 ACTS = {
     "vacuum full": "VACUUM FULL pgworkd.jobs",

@@ -22,6 +22,8 @@ from pgworkd.database.connection import ConnectionOptions
 from tests.kits.daemon import running, until
 from tests.kits.server import CUT_OFF, binaries, create_database, create_template, standby_of, start_test_server
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 JOBS = 300
 FILL = """INSERT INTO pgworkd.jobs (queue, serialize_key, payload)
     SELECT 'q', CASE WHEN n % 3 = 0 THEN 'k' || n % 20 END, jsonb_build_object('part', $2::text)

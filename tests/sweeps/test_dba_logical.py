@@ -24,6 +24,8 @@ from tests.engine.test_dba import everything
 from tests.kits.daemon import Recorder, running, until
 from tests.kits.server import create_database, create_template, start_test_server
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 JOBS = 120
 STEP_S = 600
 OVER = "SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE status <> 'completed' AND schedule IS NULL)"

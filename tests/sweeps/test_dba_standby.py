@@ -21,6 +21,8 @@ from pgworkd.embedded import EmbeddedPostgres
 from tests.kits.cli import NOBODY, WORKER, Shell, clean
 from tests.kits.server import binaries, create_database, create_template, standby_of, start_test_server
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 __all__ = ["clean"]  # a fixture
 
 LOOKS: dict[str, list[str]] = {

@@ -10,6 +10,8 @@ import pytest
 from .errors import CODES, Fault, faults, play, statements
 from .together import play_together
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 FAULTS = faults() if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else faults()[: 2 * len(statements())]
 """The release run has all of them: each statement with each code."""
 TOGETHER = 5

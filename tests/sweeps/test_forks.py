@@ -21,6 +21,8 @@ from tests.kits import forking
 from tests.kits.commands import database, lives
 from tests.kits.programs import LIMIT_S, Launch, Program, launch
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 __all__ = ["launch"]  # a fixture
 Db = psycopg.Connection[Any]
 MODES = ("loop", "thread", "process")

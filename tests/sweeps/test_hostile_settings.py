@@ -18,6 +18,8 @@ from pgworkd.engine.life.maintenance import Periods
 from tests.kits.daemon import running, until, waits_for_status
 from tests.kits.server import database_name
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 PERIODS = Periods(
     rescue_s=0.1, expire_s=0.1, schedules_s=0.1, orphans_s=0.1, partitions_s=0.1, prune_s=0.1, keep_days=1
 )

@@ -10,6 +10,8 @@ import pytest
 
 from .mixed_fleets import Situation
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 SEEDS = 60 if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else 8
 
 

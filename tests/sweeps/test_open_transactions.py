@@ -9,6 +9,8 @@ import pytest
 from .open_transactions import ACTS, Act, play
 from .together import play_together
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 HOLD_S = float(os.environ.get("PGWORKD_TEST_HOLD_S", "2.5"))
 """The release run holds for 10 s."""
 TOGETHER = 5

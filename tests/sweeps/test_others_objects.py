@@ -10,6 +10,8 @@ from tests.kits.verbs import Db
 
 from .others_objects import play, quickly
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 TABLES = """
     audit batch_additions batches deaths error_groups finished_jobs job_dependencies pending_effects progress queues
     rates schedules tokens workers

@@ -10,6 +10,8 @@ import pytest
 
 from .releases import Situation
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 SEEDS = 100 if os.environ.get("PGWORKD_TEST_SWEEPS") == "all" else 12
 
 

@@ -17,6 +17,8 @@ from tests.kits.schema import Catalog, catalog, differences
 from tests.kits.server import binaries, create_empty_database, drop_database
 from tests.kits.verbs import Db, claim_ids, complete, insert, worker
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 GROUPS, EACH = 32, 12
 """More settings than there are."""
 TIMES = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout",

@@ -6,6 +6,8 @@ import pytest
 
 from .sizes import LARGEST, Situation, play
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 SITUATIONS = [
     Situation(0, LARGEST, 1_000, 1e6, 10),  # in sequence these would delay all else for half a minute
     Situation(LARGEST, 0, 1_000, 2.5e6, 5),

@@ -19,6 +19,8 @@ import pytest
 from tests.kits.programs import Launch, Program, launch
 from tests.sweeps.subjects import SUBJECTS, Stage, Subject
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 __all__ = ["launch"]  # a fixture
 STOP_S = 20.0
 CLOSED = {"closed 0": "0<&-", "closed 1": "1>&-", "closed 2": "2>&-", "all closed": "0<&- 1>&- 2>&-"}

@@ -19,6 +19,8 @@ import pytest
 from tests.kits.programs import Launch, Program, launch
 from tests.sweeps.subjects import SUBJECTS, Stage
 
+pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
+
 __all__ = ["launch"]  # a fixture
 STOP_S = 20.0
 WORKERS = ("run", "run --processes", "run --remote")

@@ -149,6 +149,7 @@ def test_none_fires_in_a_healthy_hour(tmp_path: Path) -> None:
     assert not check(tmp_path, rules(), [quiet({}, range(0, 91, 3), sorted(NAMES))])
 
 
+@pytest.mark.slow("promtool, twice for each case")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.what}")
 def test_an_alert_fires_in_its_case_only(case: Case, tmp_path: Path) -> None:
     """What it says is known only to promtool: without an expected alert it prints what fires."""

@@ -200,6 +200,7 @@ async def bench(server_dsn: str, tmp_path: Path) -> AsyncIterator[Bench]:
     await server.close()
 
 
+@pytest.mark.slow("a whole measurement, though a small one")
 async def test_the_drain_row_measures_and_cleans_up(bench: Bench, server_dsn: str) -> None:
     lines = await drain_row(bench)
     assert [(line.bar is not None, bool(line.verdict)) for line in lines] == [(True, True)] * 3 + [(False, False)]

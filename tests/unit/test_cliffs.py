@@ -16,6 +16,8 @@ from benchmarks.measure import Line
 from benchmarks.processes import BenchmarkError
 from benchmarks.server import Server
 
+pytestmark = pytest.mark.slow("whole measurements, though small ones")
+
 
 @pytest.fixture
 async def bench(server_dsn: str, tmp_path: Path) -> AsyncIterator[Bench]:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from pgworkd.core.claims import ClaimedJob
 from pgworkd.engine.claim.claim_cursor import COST_SHARE, LEVELS, PERIOD_FIRST_S, PRIORITIES_MAX, ClaimCursor, Start
 
+pytestmark = pytest.mark.slow("a model of claims in simulated time")
+
 HEAD_S = PERIOD_FIRST_S * 2 ** (LEVELS - 1)
 EPOCH = 1_700_000_000.0
 TOOK_S = 0.001

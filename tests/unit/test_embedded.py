@@ -25,6 +25,8 @@ from pgworkd import embedded
 from pgworkd.embedded import EmbeddedInUse, EmbeddedPostgres, EmbeddedUnavailable
 from tests.kits import server as test_server
 
+pytestmark = pytest.mark.slow("servers of their own, started, killed and started again")
+
 FAST = {"fsync": "off", "shared_buffers": "16MB"}
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 IS_ROOT = os.geteuid() == 0

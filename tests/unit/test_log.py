@@ -255,6 +255,7 @@ note("five", "error")
 """
 
 
+@pytest.mark.slow("each starts a process")
 @pytest.mark.parametrize("form", ["json", "console"])
 @pytest.mark.parametrize(("stream", "marked"), [("{}:{}", True), ("1{}:{}", False), ("{1}:{0}", False), ("", False)])
 def test_lines_for_the_journal_begin_with_their_priority(stream: str, marked: bool, form: str) -> None:

@@ -122,6 +122,7 @@ def snapshots(draw: st.DrawFn) -> Samples:
     return found
 
 
+@pytest.mark.slow("generated snapshots of many processes")
 @given(st.lists(snapshots(), max_size=4))
 def test_a_merge_is_what_one_process_would_have_counted(parts: list[Samples]) -> None:
     total = merged(parts)
@@ -139,6 +140,7 @@ def test_a_merge_is_what_one_process_would_have_counted(parts: list[Samples]) ->
                 assert found == {"sum": sum, "min": min, "max": max}[family.merge](values)  # type: ignore[operator]
 
 
+@pytest.mark.slow("generated snapshots of many processes")
 @given(st.lists(snapshots(), min_size=1, max_size=4))
 def test_a_merge_of_merges_is_the_same_and_changes_nothing(parts: list[Samples]) -> None:
     before = [dumped("x", part, []) for part in parts]

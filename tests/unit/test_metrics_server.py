@@ -25,6 +25,8 @@ from tests.kits.commands import NOWHERE
 from tests.kits.daemon import quick_options
 from tests.kits.metrics import FakeSource, fetch, filled
 
+pytestmark = pytest.mark.slow("servers, and clients that misbehave")
+
 
 @pytest.fixture
 def address() -> Iterator[str]:

@@ -129,6 +129,7 @@ for line in sys.stdin:
     assert process.wait() == 0
 
 
+@pytest.mark.slow("three processes that write 9,000 lines through a small pipe")
 def test_lines_of_several_processes_are_not_torn_in_a_full_pipe() -> None:
     read, write = small_pipe()
     text = f"""
@@ -159,6 +160,7 @@ def test_a_pipe_that_another_program_has_made_non_blocking_loses_nothing() -> No
     assert process.wait() == 0
 
 
+@pytest.mark.slow("children that wait for a reader")
 def test_a_forked_child_prints_what_is_its_own_and_waits_for_nobody() -> None:
     text = """
 print("parent")
@@ -272,6 +274,7 @@ print("written")
     assert program(text, stdout=subprocess.PIPE).communicate()[0] == b"written\n"
 
 
+@pytest.mark.slow("processes that have to end, each beside a reader that is gone or stuck")
 @pytest.mark.parametrize("form", ["json", None])
 @pytest.mark.parametrize("state", ["read", "about to write", "stuck", "broken", "the log hangs"])
 def test_a_process_that_has_to_end_ends_whatever_becomes_of_its_last_words(state: str, form: str | None) -> None:
@@ -312,6 +315,7 @@ end_process("the test is over")
             assert said == "pgworkd: daemon.aborted reason=the test is over\n"
 
 
+@pytest.mark.slow("hundreds of signals in the middle of prints")
 def test_a_signal_handler_and_a_finaliser_may_print_in_the_middle_of_a_print() -> None:
     text = """
 import signal, threading

@@ -10,6 +10,8 @@ import pytest
 
 from pgworkd.core.recurrence import Recurrence
 
+pytestmark = pytest.mark.slow("every minute of the days on which clocks change")
+
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 AROUND = timedelta(days=4)  # of a change: reaches the 1st of a month for some, and all fall on a Sunday

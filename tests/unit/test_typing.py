@@ -17,6 +17,8 @@ from django.utils.connection import ConnectionProxy
 from tests.kits.docs import NAMES, blocks
 from tests.kits.planting import ROOT
 
+pytestmark = pytest.mark.slow("type checks of whole programs")
+
 PROGRAM = '''
 """A user's program, with every top-level name of the package."""
 from datetime import timedelta
