@@ -20,14 +20,12 @@ from tests.kits.daemon import cancel, insert, running, status, until, waits_for_
 from tests.kits.remote_daemon import remote_daemons
 
 pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
-
 Db: TypeAlias = "asyncpg.Connection[Any]"
 LEASE = {"lease_s": 2.0, "heartbeat_s": 0.2}
 
 
 @pytest.fixture(autouse=True)
 async def url(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """Of the gateway."""
     async with remote_daemons(dsn, monkeypatch) as address:
         yield address
 
