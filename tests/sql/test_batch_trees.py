@@ -9,23 +9,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.batches import add, batch, calls, cancel_batch, counted, create, progress, run, seal, sealed, state
 from tests.kits.sessions import Notices
-from tests.kits.verbs import (
-    BATCH_CLOSED,
-    Db,
-    at,
-    cancel,
-    claim,
-    clock,
-    complete,
-    end,
-    fail,
-    retry,
-    set_pool,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -36,14 +23,14 @@ CALLBACKS: dict[str, Any] = {
 
 
 async def test_a_tree_is_finished_when_all_its_batches_are_and_calls_back_once(db: Db, notices: Notices) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     root = await batch(db, "payroll", **CALLBACKS)
     children = [await batch(db, name, parent=root, queue=f"q{name}") for name in "ab"]
     await add(db, root)
     for child in children:
         await add(db, child)
     await seal(db, root, *children)
-    await set_pool(db, worker_id, "done")
+    await v.set_pool(db, worker_id, "done")
     for queue in ("q", "qa"):
         await run(db, worker_id, queue=queue)
         assert await calls(db) == []
@@ -65,12 +52,12 @@ async def test_a_tree_with_failures_sends_on_failure_if_it_has_one(db: Db, what:
     child = await batch(db, "child", parent=root)
     ids = await add(db, child, 2)
     await seal(db, root, child)
-    await claim(db, await worker(db))
-    await complete(db, ids[:1])
+    await v.claim(db, await v.worker(db))
+    await v.complete(db, ids[:1])
     if what == "dead":
-        await fail(db, ids[1:], permanent=True)
+        await v.fail(db, ids[1:], permanent=True)
     else:
-        await end(db, ids[1:], status=what)
+        await v.end(db, ids[1:], status=what)
     called = {queue: len(await calls(db, queue)) for queue in ("done", "failed")}
     assert called == ({"done": 0, "failed": 1} if has_on_failure else {"done": 1, "failed": 0})
     (payload,) = await calls(db, "failed" if has_on_failure else "done")
@@ -107,21 +94,21 @@ async def test_one_unfinished_root_has_a_name_and_dedupe_key(db: Db) -> None:
 
 @pytest.mark.parametrize("way", ["for_s", "until"])
 async def test_a_finished_tree_keeps_its_key_until_dedupe_until(db: Db, way: str) -> None:
-    keep = {"dedupe_for_s": 60.0} if way == "for_s" else {"dedupe_until": at(60)}
+    keep = {"dedupe_for_s": 60.0} if way == "for_s" else {"dedupe_until": v.at(60)}
     first = await create(db, dedupe_key="july", **keep)
     await seal(db, first["id"])
     assert await db.fetchval("SELECT tree_finished_at IS NOT NULL FROM pgworkd.batches")
     assert tuple(await create(db, dedupe_key="july", **keep)) == (first["id"], False)
-    await clock(59.9, db)
+    await v.clock(59.9, db)
     assert tuple(await create(db, dedupe_key="july")) == (first["id"], False)
-    await clock(60, db)
+    await v.clock(60, db)
     assert (await create(db, dedupe_key="july", dedupe_for_s=60.0))["created"]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches WHERE dedupe_until IS NOT NULL") == 1
 
 
 async def test_a_key_is_not_kept_if_dedupe_until_passed_before_the_tree_finished(db: Db) -> None:
     first = await create(db, dedupe_key="july", dedupe_for_s=60.0)
-    await clock(61, db)
+    await v.clock(61, db)
     assert not (await create(db, dedupe_key="july"))["created"], "it is not over"
     await seal(db, first["id"])
     assert (await create(db, dedupe_key="july"))["created"]
@@ -135,13 +122,13 @@ async def test_cancelling_or_deleting_a_tree_frees_its_key(db: Db, how: str) -> 
     if how == "cancel":
         await db.fetchrow("SELECT * FROM pgworkd.cancel_batch($1)", first["id"])
     else:
-        await claim(db, await worker(db))
+        await v.claim(db, await v.worker(db))
         if how == "delete":
-            await complete(db, [job_id])
+            await v.complete(db, [job_id])
             assert not (await create(db, dedupe_key="july"))["created"]
             await db.execute("SELECT pgworkd.delete_batch($1)", first["id"])
         else:
-            await fail(db, [job_id], permanent=True)
+            await v.fail(db, [job_id], permanent=True)
     assert (await create(db, dedupe_key="july"))["created"]
 
 
@@ -149,10 +136,10 @@ async def test_prune_skips_a_tree_that_keeps_its_key(db: Db) -> None:
     day_s = 86_400
     for key, days in (("short", 1), ("long", 30)):
         await seal(db, (await create(db, dedupe_key=key, dedupe_for_s=days * day_s))["id"])
-    await clock(8 * day_s, db)
+    await v.clock(8 * day_s, db)
     await db.execute("SELECT pgworkd.prune(7, 30)")
     assert await db.fetchval("SELECT array_agg(dedupe_key::text) FROM pgworkd.batches") == ["long"]
-    await clock(30 * day_s, db)
+    await v.clock(30 * day_s, db)
     await db.execute("SELECT pgworkd.prune(7, 30)")
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
 
@@ -162,7 +149,7 @@ async def test_prune_skips_a_tree_that_keeps_its_key(db: Db) -> None:
     [
         {"dedupe_for_s": 1.0},
         {"dedupe_key": "k", "dedupe_for_s": 0.0},
-        {"dedupe_key": "k", "dedupe_for_s": 1.0, "dedupe_until": at(1)},
+        {"dedupe_key": "k", "dedupe_for_s": 1.0, "dedupe_until": v.at(1)},
     ],
 )
 async def test_invalid_dedupe_periods_of_a_tree_are_refused(db: Db, wrong: dict[str, Any]) -> None:
@@ -178,7 +165,7 @@ async def test_creating_an_existing_child_returns_it(db: Db) -> None:
 
 
 async def test_a_tree_of_33_levels_that_stream_is_finished_from_top_to_bottom(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     ids = [await batch(db, on_complete={"queue": "done"})]
     for level in range(1, 33):
         ids.append(await batch(db, f"level {level}", None, parent=ids[-1], stream=True))
@@ -207,26 +194,26 @@ async def test_prune_deletes_finished_trees_past_the_retention_of_the_history(db
         db, root, child, old, *[r["id"] for r in await db.fetch("SELECT id FROM pgworkd.batches WHERE depth = 1")]
     )
     root = await batch(db, "open")
-    await clock(86400 * 6.9, db)
+    await v.clock(86400 * 6.9, db)
     await db.execute("SELECT pgworkd.prune(7, 7)")
     assert await state(db, old, grand) == ["completed", "completed"]
-    await clock(86400 * 7.1, db)
+    await v.clock(86400 * 7.1, db)
     rows = await db.fetchval("SELECT rows_deleted FROM pgworkd.prune(7, 7)")
     assert rows == 5
     assert [row["id"] for row in await db.fetch("SELECT id FROM pgworkd.batches")] == [root]
 
 
 async def test_delete_batch_deletes_finished_trees_only(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     root, (job_id,) = await sealed(db, 1)
     with pytest.raises(asyncpg.PostgresError, match="tree that is not finished") as caught:
         await db.fetchval("SELECT pgworkd.delete_batch($1)", root)
-    assert caught.value.sqlstate == BATCH_CLOSED
-    await claim(db, worker_id)
-    await fail(db, [job_id], permanent=True)
+    assert caught.value.sqlstate == v.BATCH_CLOSED
+    await v.claim(db, worker_id)
+    await v.fail(db, [job_id], permanent=True)
     assert await db.fetchval("SELECT pgworkd.delete_batch($1)", root) == 1
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 0
-    assert await retry(db, job_id) == {job_id}, "it belongs to no tree any more"
+    assert await v.retry(db, job_id) == {job_id}, "it belongs to no tree any more"
     assert await run(db, worker_id) == [job_id]
     notes = await db.fetch("SELECT what, queue, before FROM pgworkd.audit WHERE job_id IS NULL")
     assert [(note["what"], note["queue"]) for note in notes] == [("delete_batch", "q")]
@@ -249,7 +236,7 @@ async def test_delete_batch_of_a_subtree(db: Db) -> None:
 async def test_rows_deleted_by_hand_do_not_keep_a_batch_open(db: Db) -> None:
     batch_id, ids = await sealed(db, 2, on_complete={"queue": "done"})
     await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", ids[0])
-    await run(db, await worker(db))
+    await run(db, await v.worker(db))
     assert await state(db, batch_id) == ["sealed"]
     await db.fetchval("SELECT pgworkd.unblock()")
     assert await state(db, batch_id) == ["completed"]
@@ -260,7 +247,7 @@ async def test_a_batch_with_more_live_jobs_than_its_counter_says_is_not_finished
     """Counters only say when to check."""
     batch_id, ids = await sealed(db, 2)
     await db.execute("UPDATE pgworkd.batches SET added = 1")
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     assert await run(db, worker_id, 1) == ids[:1]
     assert await state(db, batch_id) == ["sealed"]
     await db.fetchval("SELECT pgworkd.unblock()")
@@ -271,18 +258,18 @@ async def test_a_batch_with_more_live_jobs_than_its_counter_says_is_not_finished
 
 async def test_jobs_of_a_batch_deleted_by_hand_can_still_be_settled(db: Db) -> None:
     _, ids = await sealed(db, 4)
-    await claim(db, await worker(db), 3)
+    await v.claim(db, await v.worker(db), 3)
     await db.execute("DELETE FROM pgworkd.batches")
-    await complete(db, ids[:1])
-    await fail(db, ids[1:2], permanent=True)
-    await end(db, ids[2:3])
-    await cancel(db, ids[3])
-    assert await statuses(db, ids) == ["completed", "dead", "cancelled", "cancelled"]
+    await v.complete(db, ids[:1])
+    await v.fail(db, ids[1:2], permanent=True)
+    await v.end(db, ids[2:3])
+    await v.cancel(db, ids[3])
+    assert await v.statuses(db, ids) == ["completed", "dead", "cancelled", "cancelled"]
 
 
 async def test_a_settle_of_many_trees_finishes_them_all(db: Db) -> None:
     trees = [await sealed(db, 1, f"tree {number}", on_complete={"queue": "done"}) for number in range(20)]
-    await run(db, await worker(db), 100)
+    await run(db, await v.worker(db), 100)
     assert await state(db, *[batch_id for batch_id, _ in trees]) == ["completed"] * 20
     assert len(await calls(db)) == 20
 
@@ -291,7 +278,7 @@ async def test_cancel_batch_of_an_unknown_batch(db: Db) -> None:
     for call in ("cancel_batch", "delete_batch", "seal_batch"):
         with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:
             await db.fetchval(f"SELECT pgworkd.{call}($1)", uuid.uuid4())
-        assert caught.value.sqlstate == BATCH_CLOSED
+        assert caught.value.sqlstate == v.BATCH_CLOSED
     batch_id = await batch(db)
     await seal(db, batch_id)
     assert await cancel_batch(db, batch_id) == (0, 0, False)

@@ -6,26 +6,9 @@ import json
 
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.batches import add, batch, calls, counted, counts, progress, run, seal, sealed, state
-from tests.kits.verbs import (
-    Db,
-    at,
-    cancel,
-    claim,
-    claim_ids,
-    clock,
-    complete,
-    end,
-    fail,
-    insert,
-    live,
-    one,
-    release,
-    rescue,
-    retry,
-    steady,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -34,11 +17,11 @@ pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def test_a_sealed_batch_is_finished_when_its_last_job_has_ended(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     batch_id = await batch(db, kind="calculate")
     ids = await add(db, batch_id, 3)
-    assert [json.loads((await live(db, job_id))["payload"]) for job_id in ids] == [{"n": n} for n in range(3)]
-    assert {(row["kind"], row["queue"], row["batch_id"]) for row in [await live(db, i) for i in ids]} == {
+    assert [json.loads((await v.live(db, job_id))["payload"]) for job_id in ids] == [{"n": n} for n in range(3)]
+    assert {(row["kind"], row["queue"], row["batch_id"]) for row in [await v.live(db, i) for i in ids]} == {
         ("calculate", "q", batch_id)
     }
     await run(db, worker_id, 2)
@@ -46,15 +29,20 @@ async def test_a_sealed_batch_is_finished_when_its_last_job_has_ended(db: Db) ->
     assert await counts(db, batch_id) == (3, 2, 0, 0)
     assert await seal(db, batch_id) == [True]
     assert await state(db, batch_id) == ["sealed"]
-    await clock(5, db)
+    await v.clock(5, db)
     await run(db, worker_id)
     row = await progress(db, batch_id)
-    assert (row["state"], row["done"], row["finished_at"], row["tree_finished_at"]) == ("completed", 3, at(5), at(5))
+    assert (row["state"], row["done"], row["finished_at"], row["tree_finished_at"]) == (
+        "completed",
+        3,
+        v.at(5),
+        v.at(5),
+    )
     await counted(db)
 
 
 async def test_an_unsealed_batch_is_never_finished(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     batch_id = await batch(db)
     for _ in range(3):
         await add(db, batch_id)
@@ -79,20 +67,20 @@ async def test_a_tree_and_its_jobs_are_created_in_one_transaction(db: Db) -> Non
         ids = [*await add(db, root, 2), *await add(db, child, 2)]
         assert await seal(db, child, root, root) == [True, True, False]
     assert await state(db, root, child) == ["sealed", "sealed"]
-    assert sorted(await run(db, await worker(db))) == sorted(ids)
+    assert sorted(await run(db, await v.worker(db))) == sorted(ids)
     assert await state(db, root, child) == ["completed", "completed"]
     assert len(await calls(db)) == 1
 
 
 async def test_a_plain_insert_is_counted_and_a_row_skipped_by_on_conflict_is_not(db: Db) -> None:
     batch_id = await batch(db)
-    await insert(db, 3, batch_id=batch_id)
-    await one(db, batch_id=batch_id, dedupe_key="k")
+    await v.insert(db, 3, batch_id=batch_id)
+    await v.one(db, batch_id=batch_id, dedupe_key="k")
     sql = "INSERT INTO pgworkd.jobs (queue, batch_id, dedupe_key) VALUES ('q', $1, 'k') ON CONFLICT DO NOTHING"
     assert await db.execute(sql, batch_id) == "INSERT 0 0"
     assert await counts(db, batch_id) == (4, 0, 0, 0)
     await seal(db, batch_id)
-    await run(db, await worker(db))
+    await run(db, await v.worker(db))
     assert await state(db, batch_id) == ["completed"]
     await counted(db)
 
@@ -102,7 +90,7 @@ async def test_jobs_that_are_rolled_back_are_not_counted(db: Db) -> None:
     transaction = db.transaction()
     await transaction.start()
     await add(db, batch_id, 5)
-    await one(db, batch_id=batch_id)
+    await v.one(db, batch_id=batch_id)
     await seal(db, batch_id)
     await transaction.rollback()
     assert await counts(db, batch_id) == (0, 0, 0, 0)
@@ -112,16 +100,11 @@ async def test_jobs_that_are_rolled_back_are_not_counted(db: Db) -> None:
 async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) -> None:
     batch_id = await batch(db, queue="q", kind="k")
     (job_id,) = await add(
-        db, batch_id, kind="other", queue="r", priority=7, run_at=at(9), max_attempts=2, timeout_s=3.0
+        db, batch_id, kind="other", queue="r", priority=7, run_at=v.at(9), max_attempts=2, timeout_s=3.0
     )
-    row = await live(db, job_id)
+    row = await v.live(db, job_id)
     assert [row[name] for name in ("kind", "queue", "priority", "run_at", "max_attempts", "timeout_s")] == [
-        "other",
-        "r",
-        7,
-        at(9),
-        2,
-        3.0,
+        *("other", "r", 7, v.at(9), 2, 3.0)
     ]
     assert await add(db, batch_id, 0) == []
 
@@ -130,24 +113,24 @@ async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) 
 
 
 async def test_every_outcome_is_counted(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     batch_id = await batch(db)
     ids = await add(db, batch_id, 6)
-    await one(db, batch_id=batch_id, expires_at=at(1), run_at=at(500))
+    await v.one(db, batch_id=batch_id, expires_at=v.at(1), run_at=v.at(500))
     waiting, late = ids[5], ids[4]
-    assert len(await claim(db, worker_id, 4)) == 4
-    await complete(db, ids[:1])
-    await fail(db, ids[1:2], permanent=True)
-    await fail(db, ids[2:3])  # waits for its retry
-    await end(db, ids[3:4])
-    await cancel(db, waiting)
-    await clock(2, db)
+    assert len(await v.claim(db, worker_id, 4)) == 4
+    await v.complete(db, ids[:1])
+    await v.fail(db, ids[1:2], permanent=True)
+    await v.fail(db, ids[2:3])  # waits for its retry
+    await v.end(db, ids[3:4])
+    await v.cancel(db, waiting)
+    await v.clock(2, db)
     await db.fetchval("SELECT pgworkd.expire()")
     assert await counts(db, batch_id) == (7, 1, 1, 3)
-    await cancel(db, ids[2])
-    assert await claim_ids(db, worker_id) == [late]
-    await cancel(db, late)
-    await release(db, [late])
+    await v.cancel(db, ids[2])
+    assert await v.claim_ids(db, worker_id) == [late]
+    await v.cancel(db, late)
+    await v.release(db, [late])
     assert await counts(db, batch_id) == (7, 1, 1, 5)
     await seal(db, batch_id)
     assert await state(db, batch_id) == ["completed with failures"]
@@ -156,23 +139,23 @@ async def test_every_outcome_is_counted(db: Db) -> None:
 
 async def test_a_failure_with_a_cancellation_requested_is_counted_as_cancelled(db: Db) -> None:
     batch_id, ids = await sealed(db, 2)
-    await claim(db, await worker(db))
-    await cancel(db, *ids)
-    assert await fail(db, ids, permanent=[True, False]) == {ids[0]: "dead", ids[1]: "cancelled"}
+    await v.claim(db, await v.worker(db))
+    await v.cancel(db, *ids)
+    assert await v.fail(db, ids, permanent=[True, False]) == {ids[0]: "dead", ids[1]: "cancelled"}
     assert await counts(db, batch_id) == (2, 0, 1, 1)
     assert await state(db, batch_id) == ["completed with failures"]
 
 
 async def test_rescued_jobs_that_are_dead_or_cancelled_are_counted(db: Db) -> None:
-    victim, rescuer = await worker(db), await worker(db)
+    victim, rescuer = await v.worker(db), await v.worker(db)
     batch_id = await batch(db)
-    dies = await one(db, batch_id=batch_id, max_attempts=1)
+    dies = await v.one(db, batch_id=batch_id, max_attempts=1)
     asked, lives = await add(db, batch_id, 2)
     await seal(db, batch_id)
-    await claim(db, victim)
-    await cancel(db, asked)
-    await steady(db, rescuer)
-    assert await rescue(db, rescuer) == {dies: "dead", asked: "cancelled", lives: "failed"}
+    await v.claim(db, victim)
+    await v.cancel(db, asked)
+    await v.steady(db, rescuer)
+    assert await v.rescue(db, rescuer) == {dies: "dead", asked: "cancelled", lives: "failed"}
     assert await counts(db, batch_id) == (3, 0, 1, 1)
     assert await run(db, rescuer) == [lives]
     assert await state(db, batch_id) == ["completed with failures"]
@@ -182,31 +165,31 @@ async def test_rescued_jobs_that_are_dead_or_cancelled_are_counted(db: Db) -> No
 async def test_a_dead_job_that_is_later_discarded_or_pruned_is_counted_once(db: Db) -> None:
     batch_id = await batch(db)
     ids = await add(db, batch_id, 3)
-    await claim(db, await worker(db))
-    await fail(db, ids, permanent=True)
+    await v.claim(db, await v.worker(db))
+    await v.fail(db, ids, permanent=True)
     assert await counts(db, batch_id) == (3, 0, 3, 0)
     assert await db.fetchval("SELECT pgworkd.discard($1)", ids[:1]) == 1
-    assert await cancel(db, ids[1]) == {}, "it has ended"
+    assert await v.cancel(db, ids[1]) == {}, "it has ended"
     assert await counts(db, batch_id) == (3, 0, 3, 0)
     await counted(db)
-    await clock(86400 * 40, db)
+    await v.clock(86400 * 40, db)
     await db.execute("SELECT pgworkd.prune(100, 30)")
     assert await counts(db, batch_id) == (3, 0, 3, 0)
 
 
 async def test_retry_of_a_dead_job_makes_it_live_again_in_an_unfinished_batch(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     batch_id, (first, second) = await sealed(db, 2)
-    outside = await one(db)
-    await claim(db, worker_id)
-    await fail(db, [first, outside], permanent=True)
-    assert await retry(db, first, outside) == {first, outside}
+    outside = await v.one(db)
+    await v.claim(db, worker_id)
+    await v.fail(db, [first, outside], permanent=True)
+    assert await v.retry(db, first, outside) == {first, outside}
     assert await counts(db, batch_id) == (2, 0, 0, 0)
-    await complete(db, [second])
+    await v.complete(db, [second])
     assert await state(db, batch_id) == ["sealed"]
-    rows = await claim(db, worker_id)
-    await fail(db, [row["id"] for row in rows], [row["attempt"] for row in rows], permanent=True)
+    rows = await v.claim(db, worker_id)
+    await v.fail(db, [row["id"] for row in rows], [row["attempt"] for row in rows], permanent=True)
     assert await state(db, batch_id) == ["completed with failures"]
-    assert await retry(db, first, outside) == {first, outside}
+    assert await v.retry(db, first, outside) == {first, outside}
     assert await state(db, batch_id) == ["sealed"]
     await counted(db)

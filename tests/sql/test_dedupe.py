@@ -9,38 +9,21 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.sessions import Later, Notices, waits_for_lock
-from tests.kits.verbs import (
-    Db,
-    at,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    end,
-    fail,
-    insert,
-    live,
-    one,
-    over,
-    release,
-    retry,
-    set_pool,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db
 
 from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 
-UNTIL = at(3600)
+UNTIL = v.at(3600)
 TARGET = "ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead'"
 
 
 async def keyed(db: Db, key: str = "k", until: datetime | None = None, **columns: object) -> uuid.UUID:
     """Inserts a job with a key as an application would; its id."""
-    job_id = await one(db, dedupe_key=key, **columns)
+    job_id = await v.one(db, dedupe_key=key, **columns)
     await db.execute("UPDATE pgworkd.jobs SET dedupe_until = $2 WHERE id = $1", job_id, until)
     return job_id
 
@@ -48,8 +31,8 @@ async def keyed(db: Db, key: str = "k", until: datetime | None = None, **columns
 async def kept(db: Db, key: str = "k", until: datetime = UNTIL) -> uuid.UUID:
     """A job that is completed and keeps its key."""
     job_id = await keyed(db, key, until)
-    assert await claim_ids(db, await worker(db), 1) == [job_id]
-    assert await complete(db, [job_id]) == {job_id}
+    assert await v.claim_ids(db, await v.worker(db), 1) == [job_id]
+    assert await v.complete(db, [job_id]) == {job_id}
     return job_id
 
 
@@ -58,7 +41,7 @@ async def is_free(db: Db, key: str = "k") -> bool:
     transaction = db.transaction()
     await transaction.start()
     try:
-        await one(db, dedupe_key=key)
+        await v.one(db, dedupe_key=key)
     except asyncpg.UniqueViolationError:
         return False
     finally:
@@ -75,26 +58,26 @@ async def test_a_plain_insert_is_refused_while_the_job_is_live_and_on_conflict_w
     sql = f"INSERT INTO pgworkd.jobs (queue, dedupe_key, priority) VALUES ('q', 'k', 7) {TARGET}"  # noqa: S608
     assert await db.execute(f"{sql} DO NOTHING") == "INSERT 0 0"
     assert await db.fetchval(f"{sql} DO UPDATE SET priority = excluded.priority RETURNING id") == job_id
-    assert (await live(db, job_id))["priority"] == 7
+    assert (await v.live(db, job_id))["priority"] == 7
 
 
 async def ended(db: Db, how: str) -> uuid.UUID:
     """A job with this outcome that keeps its key until UNTIL."""
     waiting = how in ("cancelled while it waits", "expired")
-    job_id = await keyed(db, until=UNTIL, **({"expires_at": at(1)} if how == "expired" else {}))
+    job_id = await keyed(db, until=UNTIL, **({"expires_at": v.at(1)} if how == "expired" else {}))
     if not waiting:
-        assert await claim_ids(db, await worker(db)) == [job_id]
+        assert await v.claim_ids(db, await v.worker(db)) == [job_id]
     if how == "completed":
-        await complete(db, [job_id], results=['{"n": 1}'])
+        await v.complete(db, [job_id], results=['{"n": 1}'])
     elif how == "cancelled while it runs":
-        await end(db, [job_id])
+        await v.end(db, [job_id])
     elif how == "cancelled after a failure":
-        await cancel(db, job_id)
-        assert await fail(db, [job_id]) == {job_id: "cancelled"}
+        await v.cancel(db, job_id)
+        assert await v.fail(db, [job_id]) == {job_id: "cancelled"}
     elif how == "cancelled while it waits":
-        await cancel(db, job_id)
+        await v.cancel(db, job_id)
     else:
-        await clock(2, db)
+        await v.clock(2, db)
         await db.execute("SELECT pgworkd.expire()")
     return job_id
 
@@ -111,46 +94,48 @@ ENDS = [
 @pytest.mark.parametrize("how", ENDS)
 async def test_a_finished_job_keeps_its_key_until_dedupe_until(db: Db, how: str) -> None:
     job_id = await ended(db, how)
-    assert (await over(db, job_id))["status"] == how.split()[0]
-    row = {name: value for name, value in (await live(db, job_id)).items() if value not in (None, 0, False)}
-    assert row.keys() == set("id run_at created_at dedupe_until status queue payload errors dedupe_key".split())
+    assert (await v.over(db, job_id))["status"] == how.split()[0]
+    row = {name: value for name, value in (await v.live(db, job_id)).items() if value not in (None, 0, False)}
+    assert row.keys() == {
+        *("id", "run_at", "created_at", "dedupe_until", "status", "queue", "payload", "errors", "dedupe_key")
+    }
     assert (row["status"], row["payload"], row["errors"], row["dedupe_until"]) == ("completed", "{}", "[]", UNTIL)
 
-    await clock(3599.999, db)
+    await v.clock(3599.999, db)
     assert not await is_free(db)
     sql = f"INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k') {TARGET}"  # noqa: S608
     assert await db.execute(f"{sql} DO NOTHING") == "INSERT 0 0"
     assert await db.fetchval(f"{sql} DO UPDATE SET queue = jobs.queue RETURNING id") == job_id
 
-    await clock(3600, db)  # at once: no maintenance is needed
+    await v.clock(3600, db)  # at once: no maintenance is needed
     new = await db.fetchval(f"{sql} DO NOTHING RETURNING id")
-    assert await statuses(db, [job_id, new]) == [how.split()[0], "pending"]
+    assert await v.statuses(db, [job_id, new]) == [how.split()[0], "pending"]
     assert await db.fetchval("SELECT array_agg(id) FROM pgworkd.jobs") == [new]
 
 
 async def test_no_row_is_kept_if_dedupe_until_passed_before_the_job_finished(db: Db) -> None:
-    job_id = await keyed(db, until=at(5))
-    assert await claim_ids(db, await worker(db)) == [job_id]
-    await clock(5, db)
+    job_id = await keyed(db, until=v.at(5))
+    assert await v.claim_ids(db, await v.worker(db)) == [job_id]
+    await v.clock(5, db)
     assert not await is_free(db), "it runs"
-    await complete(db, [job_id])
+    await v.complete(db, [job_id])
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
 @pytest.mark.parametrize("then", ["stays", "is not cancelled", "is discarded", "ages out"])
 async def test_a_dead_job_holds_no_key_and_leaves_no_row(db: Db, then: str) -> None:
-    job_id = await keyed(db, until=at(10**8))
-    assert await claim_ids(db, await worker(db)) == [job_id]
-    await fail(db, [job_id], permanent=True)
+    job_id = await keyed(db, until=v.at(10**8))
+    assert await v.claim_ids(db, await v.worker(db)) == [job_id]
+    await v.fail(db, [job_id], permanent=True)
     new = await keyed(db)
     if then == "is not cancelled":
-        assert await cancel(db, job_id) == {}, "it has ended"
+        assert await v.cancel(db, job_id) == {}, "it has ended"
     elif then == "is discarded":
         assert await db.fetchval("SELECT pgworkd.discard($1)", [job_id]) == 1
     elif then == "ages out":
-        await clock(86_400 * 31, db)
+        await v.clock(86_400 * 31, db)
         await db.execute("SELECT pgworkd.prune(7, 30)")
-    assert (await live(db, new))["status"] == "pending"
+    assert (await v.live(db, new))["status"] == "pending"
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1 + (then in ("stays", "is not cancelled"))
 
 
@@ -158,18 +143,20 @@ async def test_a_queue_without_history_keeps_keys_too(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     job_id = await kept(db)
     assert not await is_free(db)
-    assert await statuses(db, [job_id]) == [None]
+    assert await v.statuses(db, [job_id]) == [None]
     cancelled = await keyed(db, "other", UNTIL)
-    await cancel(db, cancelled)
+    await v.cancel(db, cancelled)
     assert not await is_free(db, "other")
 
 
 async def test_keys_settled_in_one_batch_are_each_kept_for_their_own_time(db: Db) -> None:
-    ids = [await keyed(db, key, until) for key, until in (("a", at(10)), ("b", None), ("c", at(20)), ("d", at(-1)))]
-    assert await claim_ids(db, await worker(db)) == ids
-    assert await complete(db, ids) == set(ids)
+    ids = [
+        await keyed(db, key, until) for key, until in (("a", v.at(10)), ("b", None), ("c", v.at(20)), ("d", v.at(-1)))
+    ]
+    assert await v.claim_ids(db, await v.worker(db)) == ids
+    assert await v.complete(db, ids) == set(ids)
     assert [await is_free(db, key) for key in "abcd"] == [False, True, False, True]
-    await clock(10, db)
+    await v.clock(10, db)
     assert [await is_free(db, key) for key in "abcd"] == [True, True, False, True]
 
 
@@ -178,18 +165,18 @@ async def test_keys_settled_in_one_batch_are_each_kept_for_their_own_time(db: Db
 
 async def test_a_row_that_only_keeps_a_key_is_not_a_job(db: Db) -> None:
     job_id = await kept(db)
-    worker_id = await worker(db)
-    assert await statuses(db, [job_id]) == ["completed"]
+    worker_id = await v.worker(db)
+    assert await v.statuses(db, [job_id]) == ["completed"]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.queue_stats") == 0
-    assert await claim_ids(db, worker_id) == []
+    assert await v.claim_ids(db, worker_id) == []
     assert await db.fetch("SELECT * FROM pgworkd.next_due('{q}')") == []
-    assert await cancel(db, job_id) == {}
-    assert await retry(db, job_id) == set()
+    assert await v.cancel(db, job_id) == {}
+    assert await v.retry(db, job_id) == set()
     assert await db.fetchval("SELECT pgworkd.discard($1)", [job_id]) == 0
-    assert await complete(db, [job_id]) == set()
-    assert await end(db, [job_id]) == set()
-    assert await release(db, [job_id]) == set()
-    assert await fail(db, [job_id]) == {}
+    assert await v.complete(db, [job_id]) == set()
+    assert await v.end(db, [job_id]) == set()
+    assert await v.release(db, [job_id]) == set()
+    assert await v.fail(db, [job_id]) == {}
     with pytest.raises(asyncpg.PostgresError, match="is completed, only a waiting job can be edited") as caught:
         await db.execute("SELECT pgworkd.edit($1, p_priority => 7)", job_id)
     assert caught.value.hint == "It has ended: enqueue a new one."
@@ -198,11 +185,11 @@ async def test_a_row_that_only_keeps_a_key_is_not_a_job(db: Db) -> None:
 
 async def test_expired_keys_are_deleted_in_steps(db: Db, other: Db) -> None:
     for number in range(5):
-        await kept(db, f"k{number}", at(10 + number))
-    await clock(12, db)
+        await kept(db, f"k{number}", v.at(10 + number))
+    await v.clock(12, db)
     await db.execute("BEGIN")
     await db.execute("SELECT FROM pgworkd.jobs WHERE dedupe_key = 'k0' FOR UPDATE")
-    await clock(12, other)
+    await v.clock(12, other)
     with anyio.fail_after(10):
         assert await other.fetchval("SELECT pgworkd.expire()") == 2, "one is locked, two have time"
     await db.execute("COMMIT")
@@ -211,7 +198,7 @@ async def test_expired_keys_are_deleted_in_steps(db: Db, other: Db) -> None:
         "k3",
         "k4",
     ]
-    await clock(99, db)
+    await v.clock(99, db)
     assert [await db.fetchval("SELECT pgworkd.expire(2)") for _ in range(3)] == [2, 1, 0]
 
 
@@ -220,8 +207,8 @@ async def test_expired_keys_are_deleted_in_steps(db: Db, other: Db) -> None:
 
 async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
     job_id = await keyed(db, until=until)
-    assert await claim_ids(db, await worker(db), 1) == [job_id]
-    await fail(db, [job_id], permanent=True)
+    assert await v.claim_ids(db, await v.worker(db), 1) == [job_id]
+    await v.fail(db, [job_id], permanent=True)
     return job_id
 
 
@@ -229,23 +216,23 @@ async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
 async def test_retry_of_a_job_whose_key_is_taken_is_refused_and_changes_nothing(db: Db, holder_is_over: bool) -> None:
     job_id = await dead(db)
     holder = await kept(db) if holder_is_over else await keyed(db)
-    before = [await live(db, job_id), await live(db, holder)]
+    before = [await v.live(db, job_id), await v.live(db, holder)]
     with pytest.raises(asyncpg.UniqueViolationError) as caught:
-        await retry(db, job_id)
+        await v.retry(db, job_id)
     assert caught.value.constraint_name == "jobs_dedupe"
-    assert [await live(db, job_id), await live(db, holder)] == before
+    assert [await v.live(db, job_id), await v.live(db, holder)] == before
     if holder_is_over:
-        await clock(3600, db)
-        assert await retry(db, job_id) == {job_id}
-        assert await statuses(db, [job_id, holder]) == ["pending", "completed"]
+        await v.clock(3600, db)
+        assert await v.retry(db, job_id) == {job_id}
+        assert await v.statuses(db, [job_id, holder]) == ["pending", "completed"]
 
 
 async def test_a_retried_job_keeps_its_key_like_any_other(db: Db) -> None:
     job_id = await dead(db, UNTIL)
-    assert await retry(db, job_id) == {job_id}
+    assert await v.retry(db, job_id) == {job_id}
     assert not await is_free(db)
-    assert await claim_ids(db, await worker(db)) == [job_id]
-    await complete(db, [job_id], 2)
+    assert await v.claim_ids(db, await v.worker(db)) == [job_id]
+    await v.complete(db, [job_id], 2)
     assert not await is_free(db)
 
 
@@ -255,11 +242,11 @@ async def test_a_retried_job_keeps_its_key_like_any_other(db: Db) -> None:
 async def test_an_insert_waiting_for_a_job_to_finish_meets_the_kept_key(db: Db, other: Db, third: Db) -> None:
     for until, refused in ((UNTIL, True), (None, False)):
         job_id = await keyed(db, until=until)
-        assert await claim_ids(db, await worker(db)) == [job_id]
+        assert await v.claim_ids(db, await v.worker(db)) == [job_id]
         async with anyio.create_task_group() as tasks:
             await db.execute("BEGIN")
-            await complete(db, [job_id])
-            inserting = Later(tasks, one(other, dedupe_key="k"))
+            await v.complete(db, [job_id])
+            inserting = Later(tasks, v.one(other, dedupe_key="k"))
             await waits_for_lock(third, other)
             await db.execute("COMMIT")
             if refused:
@@ -275,11 +262,11 @@ async def test_of_two_sessions_that_want_an_expired_key_one_gets_it(
     db: Db, other: Db, third: Db, end_of_first: str
 ) -> None:
     await kept(db)
-    await clock(3600, db, other)
+    await v.clock(3600, db, other)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
-        first = await one(db, dedupe_key="k")
-        second = Later(tasks, one(other, dedupe_key="k"))
+        first = await v.one(db, dedupe_key="k")
+        second = Later(tasks, v.one(other, dedupe_key="k"))
         await waits_for_lock(third, other)
         await db.execute(end_of_first)
         if end_of_first == "COMMIT":
@@ -294,7 +281,7 @@ async def test_of_two_sessions_that_want_an_expired_key_one_gets_it(
 
 async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) -> None:
     await kept(db)
-    await clock(3600, db)
+    await v.clock(3600, db)
     name = f"app_{uuid.uuid4().hex[:12]}"
     await db.execute(
         f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA pgworkd TO {name}; GRANT INSERT ON pgworkd.jobs TO {name}"
@@ -308,11 +295,11 @@ async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) 
 
 async def test_keeping_a_key_notifies_nobody(db: Db, notices: Notices, connect: Connect) -> None:
     job_id = await keyed(db, until=UNTIL)
-    worker_id = await worker(db)
-    assert await claim_ids(db, worker_id) == [job_id]
-    await set_pool(db, worker_id)
+    worker_id = await v.worker(db)
+    assert await v.claim_ids(db, worker_id) == [job_id]
+    await v.set_pool(db, worker_id)
     await notices.heard()
-    await complete(db, [job_id])
+    await v.complete(db, [job_id])
     assert await notices.heard() == []
-    assert len(await insert(await connect(), 1)) == 1
+    assert len(await v.insert(await connect(), 1)) == 1
     assert await notices.queues() == ["q"]

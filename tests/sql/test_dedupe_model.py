@@ -12,22 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.kits.verbs import (
-    Db,
-    at,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    end,
-    enqueue,
-    fail,
-    live,
-    release,
-    retry,
-    statuses,
-    worker,
-)
+from tests.kits import verbs as v
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.slow("a model against the database")
 
@@ -124,9 +110,10 @@ class World:
             VALUES ('q', $1, $2, $3, jsonb_build_object('n', $4::int))"""
         if step.pick % 2:
             sql += " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING"
-        until = None if step.until_s is None else at(self.now + step.until_s)
+        until = None if step.until_s is None else v.at(self.now + step.until_s)
         job_id = await refusable(
-            self.db, self.db.fetchval(f"{sql} RETURNING id", step.key, at(self.now + step.seconds), until, self.inserts)
+            self.db,
+            self.db.fetchval(f"{sql} RETURNING id", step.key, v.at(self.now + step.seconds), until, self.inserts),
         )
         if self.holder(step.key) is not None:
             assert job_id == (None if step.pick % 2 else TAKEN)
@@ -138,7 +125,7 @@ class World:
         holder, number = self.holder(step.key), self.inserts
         answer = await refusable(
             self.db,
-            enqueue(
+            v.enqueue(
                 self.db,
                 step.word,
                 dedupe_key=step.key,
@@ -165,7 +152,7 @@ class World:
 
     async def claim(self, step: Step) -> Callable[[], None]:
         due = {i for i, job in self.jobs.items() if job.status in WAITING and job.run_at <= self.now}
-        claimed = await claim_ids(self.db, self.worker_id, 2)
+        claimed = await v.claim_ids(self.db, self.worker_id, 2)
         assert set(claimed) <= due
         assert len(claimed) == min(2, len(due))
 
@@ -183,19 +170,19 @@ class World:
         attempt = self.jobs[job_id].attempts
         status, run_at = "completed", self.jobs[job_id].run_at
         if step.word == "skip":
-            assert await complete(self.db, [job_id], attempt) == {job_id}
+            assert await v.complete(self.db, [job_id], attempt) == {job_id}
         elif step.word == "raise" or self.jobs[job_id].attempts >= 3:
             status = "dead"
-            assert await fail(self.db, [job_id], attempt, permanent=True) == {job_id: status}
+            assert await v.fail(self.db, [job_id], attempt, permanent=True) == {job_id: status}
         elif step.word == "replace" and step.pick % 2:
             status = "cancelled"
-            assert await end(self.db, [job_id], attempt) == {job_id}
+            assert await v.end(self.db, [job_id], attempt) == {job_id}
         elif step.word == "replace":
             status = "pending"
-            assert await release(self.db, [job_id], attempt) == {job_id}
+            assert await v.release(self.db, [job_id], attempt) == {job_id}
         else:
             status, run_at = "failed", self.now + step.seconds
-            assert await fail(self.db, [job_id], attempt, delay_s=step.seconds) == {job_id: status}
+            assert await v.fail(self.db, [job_id], attempt, delay_s=step.seconds) == {job_id: status}
         return lambda: self.become(job_id, status, run_at)
 
     def become(self, job_id: uuid.UUID, status: str, run_at: float) -> None:
@@ -207,7 +194,7 @@ class World:
             return nothing
         job = self.jobs[job_id]
         over = job.status in ("completed", "cancelled", "dead")
-        assert await cancel(self.db, job_id) == ({} if over else {job_id: "cancelled"})
+        assert await v.cancel(self.db, job_id) == ({} if over else {job_id: "cancelled"})
         return nothing if over else lambda: self.become(job_id, "cancelled", job.run_at)
 
     async def replay(self, step: Step) -> Callable[[], None]:
@@ -215,7 +202,7 @@ class World:
         if job_id is None:
             return nothing
         taken = self.holder(self.jobs[job_id].key) is not None
-        assert await refusable(self.db, retry(self.db, job_id)) == (TAKEN if taken else {job_id})
+        assert await refusable(self.db, v.retry(self.db, job_id)) == (TAKEN if taken else {job_id})
         return nothing if taken else lambda: self.become(job_id, "pending", self.now)
 
     async def free(self, step: Step) -> Callable[[], None]:
@@ -226,7 +213,7 @@ class World:
 
     async def turn(self, step: Step) -> Callable[[], None]:
         self.now += step.seconds
-        await clock(self.now, self.db)
+        await v.clock(self.now, self.db)
         return nothing
 
     async def mend(self, step: Step) -> Callable[[], None]:
@@ -236,11 +223,11 @@ class World:
     async def check(self) -> None:
         """Checks that the table agrees with the model."""
         ids = list(self.jobs)
-        assert await statuses(self.db, ids) == [job.status for job in self.jobs.values()]
+        assert await v.statuses(self.db, ids) == [job.status for job in self.jobs.values()]
         for job_id, job in self.jobs.items():
             if job.status in WAITING:
-                row = await live(self.db, job_id)
-                assert (row["payload"], row["run_at"]) == (f'{{"n": {job.number}}}', at(job.run_at))
+                row = await v.live(self.db, job_id)
+                assert (row["payload"], row["run_at"]) == (f'{{"n": {job.number}}}', v.at(job.run_at))
         rows = await self.db.fetch(
             "SELECT dedupe_key, id FROM pgworkd.jobs WHERE status <> 'dead'"
             " AND (status <> 'completed' OR dedupe_until > pgworkd.clock())"
@@ -276,8 +263,8 @@ class Undone(Exception):  # noqa: N818
 @given(steps=STEPS)
 async def test_a_key_is_taken_exactly_when_it_should_be(db: Db, part: int, steps: list[Step]) -> None:
     await db.execute("DELETE FROM pgworkd.jobs; DELETE FROM pgworkd.finished_jobs; DELETE FROM pgworkd.workers")
-    await clock(0, db)
-    world = World(db, await worker(db, lease_s=3600))
+    await v.clock(0, db)
+    world = World(db, await v.worker(db, lease_s=3600))
     for step in steps:
         try:
             async with db.transaction():

@@ -6,90 +6,74 @@ import uuid
 
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.batches import after, blocked, depend, exact, run_one, undepend
 from tests.kits.flow import unblock
 from tests.kits.sessions import Notices
-from tests.kits.verbs import (
-    Db,
-    at,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    insert,
-    insert_running,
-    live,
-    one,
-    release,
-    retry,
-    set_pool,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def test_a_job_runs_when_all_its_dependencies_have_completed(db: Db) -> None:
-    worker_id = await worker(db)
-    ids = await insert(db, 3)
+    worker_id = await v.worker(db)
+    ids = await v.insert(db, 3)
     last = await after(db, *ids)
-    assert await statuses(db, [last]) == ["blocked"]
-    assert await claim_ids(db, worker_id) == ids
+    assert await v.statuses(db, [last]) == ["blocked"]
+    assert await v.claim_ids(db, worker_id) == ids
     for left, job_id in zip((3, 2, 1), ids, strict=True):
-        assert (await live(db, last))["status"] == "blocked"
+        assert (await v.live(db, last))["status"] == "blocked"
         assert (await blocked(db, last))[0] == left
-        await complete(db, [job_id])
+        await v.complete(db, [job_id])
         await exact(db)
     await run_one(db, worker_id, last)
     await exact(db)
 
 
 async def test_one_settle_of_all_dependencies_releases_the_job_due_from_then_on(db: Db) -> None:
-    ids = await insert_running(db, 5)
-    last, later = await after(db, *ids), await after(db, *ids, run_at=at(100))
-    await clock(10, db)
-    await complete(db, ids)
-    row = await live(db, last)
-    assert (row["status"], row["run_at"], row["waiting_on"]) == ("pending", at(10), 0)
-    assert (await live(db, later))["run_at"] == at(100)
+    ids = await v.insert_running(db, 5)
+    last, later = await after(db, *ids), await after(db, *ids, run_at=v.at(100))
+    await v.clock(10, db)
+    await v.complete(db, ids)
+    row = await v.live(db, last)
+    assert (row["status"], row["run_at"], row["waiting_on"]) == ("pending", v.at(10), 0)
+    assert (await v.live(db, later))["run_at"] == v.at(100)
     await exact(db)
 
 
 async def test_a_chain_and_a_diamond_run_in_order(db: Db) -> None:
-    worker_id = await worker(db)
-    first = await one(db)
+    worker_id = await v.worker(db)
+    first = await v.one(db)
     left, right = await after(db, first), await after(db, first)
     last = await after(db, left, right)
     tail = await after(db, last)
     await run_one(db, worker_id, first)
-    assert await claim_ids(db, worker_id) == sorted([left, right])
-    await complete(db, [right])
-    assert await claim_ids(db, worker_id) == []
-    await complete(db, [left])
+    assert await v.claim_ids(db, worker_id) == sorted([left, right])
+    await v.complete(db, [right])
+    assert await v.claim_ids(db, worker_id) == []
+    await v.complete(db, [left])
     await run_one(db, worker_id, last)
     await run_one(db, worker_id, tail)
     await exact(db)
 
 
 async def test_a_dependency_that_completed_earlier_counts_as_satisfied(db: Db) -> None:
-    (done,) = await insert_running(db)
-    other = await one(db)
-    await complete(db, [done])
+    (done,) = await v.insert_running(db)
+    other = await v.one(db)
+    await v.complete(db, [done])
     async with db.transaction():
-        free, waits = await insert(db, 2)
+        free, waits = await v.insert(db, 2)
         assert await depend(db, free, done) == 0
         assert await depend(db, waits, done, other, other) == 1
         assert await depend(db, waits, other) == 0, "it does already"
         assert await depend(db, free) == 0, "nothing at all"
-    assert await statuses(db, [free, waits]) == ["pending", "blocked"]
+    assert await v.statuses(db, [free, waits]) == ["pending", "blocked"]
     await exact(db)
 
 
-@pytest.mark.parametrize("settle", [release, fail])
+@pytest.mark.parametrize("settle", [v.release, v.fail])
 async def test_a_dependency_that_is_retried_or_released_has_not_completed(db: Db, settle: object) -> None:
-    (job_id,) = await insert_running(db)
+    (job_id,) = await v.insert_running(db)
     last = await after(db, job_id)
     await settle(db, [job_id])  # type: ignore[operator]
     assert (await blocked(db, last))[:2] == (1, "waits for 1 job")
@@ -97,87 +81,87 @@ async def test_a_dependency_that_is_retried_or_released_has_not_completed(db: Db
 
 
 async def test_idle_pools_are_notified_when_a_dependent_is_released(db: Db, notices: Notices) -> None:
-    (job_id,) = await insert_running(db, queue="first")
+    (job_id,) = await v.insert_running(db, queue="first")
     last = await after(db, job_id)
-    await set_pool(db, await worker(db))
+    await v.set_pool(db, await v.worker(db))
     await notices.heard()
-    await complete(db, [job_id])
+    await v.complete(db, [job_id])
     assert await notices.queues() == ["q"]
-    assert await statuses(db, [last]) == ["pending"]
+    assert await v.statuses(db, [last]) == ["pending"]
 
 
 async def test_a_settle_in_a_transaction_that_rolls_back_releases_nothing(db: Db) -> None:
-    (job_id,) = await insert_running(db)
+    (job_id,) = await v.insert_running(db)
     last = await after(db, job_id)
     await db.execute("BEGIN")
-    await complete(db, [job_id])
+    await v.complete(db, [job_id])
     await db.execute("ROLLBACK")
     await exact(db)
     assert (await blocked(db, last))[0] == 1
-    await complete(db, [job_id])
-    assert await statuses(db, [last]) == ["pending"]
+    await v.complete(db, [job_id])
+    assert await v.statuses(db, [last]) == ["pending"]
 
 
 async def test_a_transaction_that_rolls_back_leaves_no_dependency(db: Db) -> None:
-    first = await one(db)
+    first = await v.one(db)
     await db.execute("BEGIN")
     last = await after(db, first)
     await db.execute("ROLLBACK")
     await exact(db)
-    assert await statuses(db, [first, last]) == ["pending", None]
+    assert await v.statuses(db, [first, last]) == ["pending", None]
     assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies") == 0
 
 
 async def test_a_savepoint_rollback_removes_the_dependencies_made_in_it(db: Db) -> None:
-    first = await one(db)
+    first = await v.one(db)
     async with db.transaction():
         async with db.transaction():  # a row inserted in a savepoint belongs to the same transaction
-            last = await one(db)
+            last = await v.one(db)
         await depend(db, last, first)
         await db.execute("SAVEPOINT s")
         gone = await after(db, last)
         await db.execute("ROLLBACK TO s")
     await exact(db)
     assert (await blocked(db, last))[0] == 1
-    assert await statuses(db, [gone]) == [None]
+    assert await v.statuses(db, [gone]) == [None]
 
 
 # Keys
 
 
 async def test_a_job_blocked_by_dependencies_neither_holds_nor_blocks_its_key(db: Db) -> None:
-    worker_id = await worker(db)
-    first = await one(db, queue="first")
+    worker_id = await v.worker(db)
+    first = await v.one(db, queue="first")
     waits = await after(db, first, serialize_key="k")
-    second, third = await insert(db, 2, serialize_key="k")
-    assert await claim_ids(db, worker_id) == [second]
-    await complete(db, [second])
-    assert await claim_ids(db, worker_id) == [third]
+    second, third = await v.insert(db, 2, serialize_key="k")
+    assert await v.claim_ids(db, worker_id) == [second]
+    await v.complete(db, [second])
+    assert await v.claim_ids(db, worker_id) == [third]
     await run_one(db, worker_id, first, "first")
-    assert (await live(db, waits))["waiting_on"] == 0
-    assert await claim_ids(db, worker_id) == [], "now it stands in line"
-    assert (await live(db, waits))["status"] == "blocked"
-    await complete(db, [third])
+    assert (await v.live(db, waits))["waiting_on"] == 0
+    assert await v.claim_ids(db, worker_id) == [], "now it stands in line"
+    assert (await v.live(db, waits))["status"] == "blocked"
+    await v.complete(db, [third])
     await run_one(db, worker_id, waits)
     await unblock(db)
     await exact(db)
 
 
 async def test_an_edit_changes_the_due_time_of_a_dependent_and_leaves_it_blocked(db: Db) -> None:
-    last = await after(db, await one(db, queue="first"), serialize_key="k", dedupe_key="d")
-    await db.execute("SELECT pgworkd.edit($1, p_run_at => $2)", last, at(5))
+    last = await after(db, await v.one(db, queue="first"), serialize_key="k", dedupe_key="d")
+    await db.execute("SELECT pgworkd.edit($1, p_run_at => $2)", last, v.at(5))
     sql = "SELECT changed FROM pgworkd.enqueue('q', p_dedupe_key => 'd', p_run_at => $1, p_on_duplicate => $2)"
     for how in ("reschedule", "replace"):
-        assert await db.fetchval(sql, at(7), how)
-    row = await live(db, last)
-    assert (row["status"], row["waiting_on"], row["run_at"]) == ("blocked", 1, at(7))
+        assert await db.fetchval(sql, v.at(7), how)
+    row = await v.live(db, last)
+    assert (row["status"], row["waiting_on"], row["run_at"]) == ("blocked", 1, v.at(7))
     await unblock(db)
-    assert (await live(db, last))["status"] == "blocked"
+    assert (await v.live(db, last))["status"] == "blocked"
     await exact(db)
 
 
 async def test_filters_find_jobs_blocked_by_dependencies(db: Db) -> None:
-    first = await one(db, queue="first")
+    first = await v.one(db, queue="first")
     last = await after(db, first, limit_key="x", serialize_key="s")
     sql = "SELECT ids FROM pgworkd.matching('cancel', p_queue => 'q', p_key => $1)"
     for key in (None, "x", "s"):
@@ -188,21 +172,21 @@ async def test_filters_find_jobs_blocked_by_dependencies(db: Db) -> None:
 
 
 async def test_cancelling_or_expiring_a_dependent_leaves_no_dependency_behind(db: Db) -> None:
-    (first,) = await insert_running(db)
-    gone, late = await after(db, first), await after(db, first, expires_at=at(1))
-    assert await cancel(db, gone) == {gone: "cancelled"}
-    await clock(2, db)
+    (first,) = await v.insert_running(db)
+    gone, late = await after(db, first), await after(db, first, expires_at=v.at(1))
+    assert await v.cancel(db, gone) == {gone: "cancelled"}
+    await v.clock(2, db)
     await db.execute("SELECT pgworkd.expire()")
-    assert await statuses(db, [gone, late]) == ["cancelled", "expired"]
+    assert await v.statuses(db, [gone, late]) == ["cancelled", "expired"]
     await exact(db)
-    await complete(db, [first])
+    await v.complete(db, [first])
     await exact(db)
 
 
 async def test_undepend_releases_the_job_and_records_the_actor(db: Db) -> None:
-    worker_id = await worker(db)
-    first, second = await insert(db, 2, queue="first")
-    last, other = await after(db, first, second), await one(db, run_at=at(9))
+    worker_id = await v.worker(db)
+    first, second = await v.insert(db, 2, queue="first")
+    last, other = await after(db, first, second), await v.one(db, run_at=v.at(9))
     await db.execute("SET pgworkd.by = 'ada'")
     assert await undepend(db, last, other, uuid.uuid4()) == [last]
     assert await undepend(db, last) == []
@@ -212,20 +196,20 @@ async def test_undepend_releases_the_job_and_records_the_actor(db: Db) -> None:
     assert row["before"] == '{"status": "blocked", "waiting_on": 2}'
     assert row["after"] == '{"status": "pending", "waiting_on": 0}'
     await run_one(db, worker_id, last)
-    await claim_ids(db, worker_id, queue="first")
-    await complete(db, [first, second])
+    await v.claim_ids(db, worker_id, queue="first")
+    await v.complete(db, [first, second])
     await exact(db)
 
 
 async def test_the_view_shows_why_each_job_is_blocked(db: Db) -> None:
-    dead, running, lost = await insert_running(db, 3)
-    (plain,) = await insert_running(db, serialize_key="k")
-    keyed = await one(db, serialize_key="k")
-    assert await claim_ids(db, await worker(db)) == []
+    dead, running, lost = await v.insert_running(db, 3)
+    (plain,) = await v.insert_running(db, serialize_key="k")
+    keyed = await v.one(db, serialize_key="k")
+    assert await v.claim_ids(db, await v.worker(db)) == []
     last, only = await after(db, dead, running), await after(db, dead)
     waits, adrift = await after(db, running), await after(db, lost)
-    await fail(db, [dead], permanent=True)
-    await cancel(db, lost)
+    await v.fail(db, [dead], permanent=True)
+    await v.cancel(db, lost)
     await db.execute("SELECT pgworkd.settle_ended($1, '{1}', '{cancelled}', '{NULL}')", [lost])
     assert await blocked(db, keyed) == (0, "waits for its serialize_key", None)
     assert await blocked(db, waits) == (1, "waits for 1 job", None)
@@ -239,5 +223,5 @@ async def test_the_view_shows_why_each_job_is_blocked(db: Db) -> None:
     await db.execute("DELETE FROM pgworkd.finished_jobs")
     assert await blocked(db, only) == (1, f"waits for 1 job; job {dead} is gone: {over}", dead)
     assert await undepend(db, only) == [only]
-    assert await retry(db, plain) == set()
+    assert await v.retry(db, plain) == set()
     await exact(db)

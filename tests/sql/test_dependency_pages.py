@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.batches import (
     MANY,
     PAGE,
@@ -26,20 +27,7 @@ from tests.kits.batches import (
     pages,
     undepend,
 )
-from tests.kits.verbs import (
-    NEVER,
-    Db,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    end,
-    fail,
-    insert_running,
-    rescue,
-    retry,
-    worker,
-)
+from tests.kits.verbs import Db
 
 from .conftest import Connect
 
@@ -55,25 +43,25 @@ RULES = ("wait", "cancel", "run")
 
 
 async def _dies(db: Db, job_id: uuid.UUID) -> None:
-    assert await fail(db, [job_id], permanent=True) == {job_id: "dead"}
+    assert await v.fail(db, [job_id], permanent=True) == {job_id: "dead"}
 
 
 async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
     await db.execute("UPDATE pgworkd.jobs SET max_attempts = 1 WHERE id = $1", job_id)
     await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock()")
-    assert await rescue(db, await worker(db)) == {job_id: "dead"}
+    assert await v.rescue(db, await v.worker(db)) == {job_id: "dead"}
 
 
 async def _is_cancelled(db: Db, job_id: uuid.UUID) -> None:
-    await end(db, [job_id])
+    await v.end(db, [job_id])
 
 
 async def _expires(db: Db, job_id: uuid.UUID) -> None:
-    await end(db, [job_id], status="expired")
+    await v.end(db, [job_id], status="expired")
 
 
 async def _completes(db: Db, job_id: uuid.UUID) -> None:
-    assert await complete(db, [job_id]) == {job_id}
+    assert await v.complete(db, [job_id]) == {job_id}
 
 
 async def _completes_beside_locks(db: Db, job_id: uuid.UUID) -> None:
@@ -100,7 +88,7 @@ async def test_every_outcome_reaches_every_dependent_by_its_rule(
     """Each call handles a part, with maintenance in between."""
     if keep_s is not None:
         await keeps_nothing(db)
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     for rule in RULES:
         await crowd(db, first, count=MANY // 3, queue=rule, on_failed=rule)
     await ends(db, first)
@@ -126,12 +114,12 @@ async def test_every_outcome_reaches_every_dependent_by_its_rule(
 
 async def test_a_settle_does_the_same_work_however_many_dependents_there_are(db: Db) -> None:
     """A fixed number of rows is read and written, however many dependents there are."""
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     await crowd(db, first)
     async with db.transaction():
         sql = "SELECT n_tup_upd + n_tup_del FROM pg_stat_xact_user_tables WHERE relid = $1::regclass"
         before = [await db.fetchval(sql, f"pgworkd.{table}") for table in ("jobs", "job_dependencies")]
-        await complete(db, [first])
+        await v.complete(db, [first])
         done = [await db.fetchval(sql, f"pgworkd.{table}") for table in ("jobs", "job_dependencies")]
     for was, is_ in zip(before, done, strict=True):
         assert 1_000 <= is_ - was < 1_100
@@ -140,13 +128,13 @@ async def test_a_settle_does_the_same_work_however_many_dependents_there_are(db:
 
 
 async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, connect: Connect) -> None:
-    (first,) = await insert_running(db)
-    others = await insert_running(db, 2)
+    (first,) = await v.insert_running(db)
+    others = await v.insert_running(db, 2)
     await crowd(db, first, *others)
-    await complete(db, [first, others[0]])
+    await v.complete(db, [first, others[0]])
     for number in range(4):
         dying = await connect()
-        await clock(0, dying)
+        await v.clock(0, dying)
         await page(dying)
         await dying.execute("BEGIN")
         await page(dying)  # this one is rolled back
@@ -159,7 +147,7 @@ async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, con
     assert await effects(db) == 0
     assert await counts_of(db) == {"blocked": MANY}
     assert await db.fetchval("SELECT bool_and(waiting_on = 1) FROM pgworkd.jobs WHERE queue = 'then'")
-    await complete(db, others[1:])
+    await v.complete(db, others[1:])
     await pages(db)
     assert await counts_of(db) == {"pending": MANY}
     await exact(db)
@@ -167,15 +155,15 @@ async def test_a_daemon_killed_between_or_within_pages_loses_nothing(db: Db, con
 
 async def test_dependents_may_come_go_and_change_between_pages(db: Db) -> None:
     """Cancelled, released, deleted by hand; new dependents find that it has completed."""
-    (first, other) = await insert_running(db, 2)
+    (first, other) = await v.insert_running(db, 2)
     ids = await crowd(db, first, other)
-    await complete(db, [first])
+    await v.complete(db, [first])
     shuffled = [row[0] for row in await db.fetch(WAITERS, first)]
     random.Random(7).shuffle(shuffled)  # noqa: S311 - a test
     cancelled, freed, deleted = shuffled[:50], shuffled[50:100], shuffled[100:150]
     for part in range(5):
         await page(db)
-        await cancel(db, *cancelled[part::5])
+        await v.cancel(db, *cancelled[part::5])
         await undepend(db, *freed[part::5])
         await db.execute("DELETE FROM pgworkd.jobs WHERE id = ANY ($1)", deleted[part::5])
         late = await after(db, first, queue="late")
@@ -185,7 +173,7 @@ async def test_dependents_may_come_go_and_change_between_pages(db: Db) -> None:
     assert await effects(db) == 0
     assert await counts_of(db) == {"blocked": MANY - 150 + 5, "cancelled": 50, "pending": 50}
     await exact(db)
-    await complete(db, [other])
+    await v.complete(db, [other])
     await pages(db)
     assert await counts_of(db) == {"pending": MANY - 150 + 5 + 50, "cancelled": 50}
     assert set(ids) >= set(deleted)
@@ -194,14 +182,14 @@ async def test_dependents_may_come_go_and_change_between_pages(db: Db) -> None:
 
 async def test_depending_on_a_finished_job_without_history_is_refused(db: Db) -> None:
     await keeps_nothing(db)
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     await crowd(db, first)
-    await complete(db, [first])
+    await v.complete(db, [first])
     reasons = await db.fetch("SELECT DISTINCT reason FROM pgworkd.blocked_jobs")
     assert [row[0] for row in reasons] == ["waits for 1 job"], "no reason to do anything"
     with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:
         await after(db, first)
-    assert caught.value.sqlstate == NEVER
+    assert caught.value.sqlstate == v.NEVER
     await db.execute("ROLLBACK")
     await pages(db)
     assert await counts_of(db) == {"pending": MANY}
@@ -209,11 +197,11 @@ async def test_depending_on_a_finished_job_without_history_is_refused(db: Db) ->
 
 async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, other: Db) -> None:
     """Committed between two pages; when it was declared, the outcome was not visible."""
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     await crowd(db, first)
     await other.execute("BEGIN")
     late = [await after(other, first, queue="late") for _ in range(3)]
-    await complete(db, [first])
+    await v.complete(db, [first])
     await page(db)
     await other.execute("COMMIT")
     assert await counts_of(db, "late") == {"pending": len(late)}
@@ -225,20 +213,20 @@ async def test_a_dependency_committed_as_the_job_ends_is_counted_once(db: Db, ot
 
 async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_dependents(db: Db) -> None:
     """A dead job is retried between pages: a job that depends on it from now on waits for its next outcome."""
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     await crowd(db, first, on_failed="run")
     await _dies(db, first)
     await page(db)
     before = (await counts_of(db))["pending"]
-    await retry(db, first)
+    await v.retry(db, first)
     await after(db, first, on_failed="run", queue="late")
     await pages(db)
     assert await effects(db) == 0
     assert (await counts_of(db))["pending"] == before
     assert await counts_of(db, "late") == {"blocked": 1}
     await exact(db)
-    assert await claim_ids(db, await worker(db)) == [first]
-    await complete(db, [first], 2)
+    assert await v.claim_ids(db, await v.worker(db)) == [first]
+    await v.complete(db, [first], 2)
     await pages(db)
     assert await counts_of(db) == {"pending": MANY}
     assert await counts_of(db, "late") == {"pending": 1}
@@ -248,21 +236,21 @@ async def test_a_job_retried_between_pages_has_not_ended_for_its_remaining_depen
 @pytest.mark.parametrize("on_failed", ["run", "cancel"])
 async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db, on_failed: str) -> None:
     await keeps_nothing(db)
-    (first, other) = await insert_running(db, 2)
+    (first, other) = await v.insert_running(db, 2)
     await crowd(db, first, other, on_failed=on_failed)
     await _dies(db, first)
     await page(db)
-    await retry(db, first)
+    await v.retry(db, first)
     gone = (await counts_of(db)).get("cancelled", 0)
     assert (gone > 0) == (on_failed == "cancel")
-    assert await claim_ids(db, await worker(db)) == [first]
-    await complete(db, [first], 2)
+    assert await v.claim_ids(db, await v.worker(db)) == [first]
+    await v.complete(db, [first], 2)
     assert await effects(db) == 2
     await page(db)
     assert await mend(db) == 0
     await pages(db)
     assert await db.fetchval("SELECT bool_and(waiting_on = 1) FROM pgworkd.jobs WHERE queue = 'then'")
-    await complete(db, [other])
+    await v.complete(db, [other])
     await pages(db)
     assert await counts_of(db) == {"pending": MANY - gone} | ({"cancelled": gone} if gone else {})
     await exact(db)
@@ -270,11 +258,11 @@ async def test_a_death_a_retry_and_a_second_end_count_each_dependent_once(db: Db
 
 async def test_a_dependent_of_a_dead_and_a_retried_job_still_waits_for_the_retried_one(db: Db) -> None:
     """The effects of both are deferred, and applied in one page."""
-    (first, other) = await insert_running(db, 2)
+    (first, other) = await v.insert_running(db, 2)
     await crowd(db, first, other, on_failed="run")
     await _dies(db, first)
     await _dies(db, other)
-    await retry(db, other)
+    await v.retry(db, other)
     assert await effects(db) == 2
     before = await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies WHERE depends_on = $1", other)
     await pages(db)

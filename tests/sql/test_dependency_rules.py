@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.batches import (
     add,
     after,
@@ -23,25 +24,7 @@ from tests.kits.batches import (
     seal,
     state,
 )
-from tests.kits.verbs import (
-    Db,
-    at,
-    cancel,
-    claim,
-    claim_ids,
-    clock,
-    complete,
-    end,
-    fail,
-    insert,
-    insert_running,
-    one,
-    rescue,
-    retry,
-    statuses,
-    steady,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -49,29 +32,29 @@ DAY = 86400
 
 
 async def _dies(db: Db, job_id: uuid.UUID) -> None:
-    await fail(db, [job_id], permanent=True)
+    await v.fail(db, [job_id], permanent=True)
 
 
 async def _ends(db: Db, job_id: uuid.UUID) -> None:
-    await end(db, [job_id])
+    await v.end(db, [job_id])
 
 
 async def _expires(db: Db, job_id: uuid.UUID) -> None:
-    await end(db, [job_id], status="expired")
+    await v.end(db, [job_id], status="expired")
 
 
 async def _is_lost(db: Db, job_id: uuid.UUID) -> None:
     """Lost with its worker, for the last time."""
     await db.execute("UPDATE pgworkd.jobs SET losses = 2 WHERE id = $1", job_id)
-    rescuer = await worker(db)
-    await steady(db, rescuer, until=60)
-    assert await rescue(db, rescuer) == {job_id: "dead"}
+    rescuer = await v.worker(db)
+    await v.steady(db, rescuer, until=60)
+    assert await v.rescue(db, rescuer) == {job_id: "dead"}
 
 
 async def _asked_to_stop(db: Db, job_id: uuid.UUID) -> None:
     """It failed and would be retried, but its cancellation was requested."""
-    await cancel(db, job_id)
-    await fail(db, [job_id])
+    await v.cancel(db, job_id)
+    await v.fail(db, [job_id])
 
 
 WAYS = [_dies, _ends, _expires, _is_lost, _asked_to_stop]
@@ -81,53 +64,53 @@ WAYS = [_dies, _ends, _expires, _is_lost, _asked_to_stop]
 async def test_each_rule_applies_to_every_outcome_but_completed(
     db: Db, way: Callable[[Db, uuid.UUID], Awaitable[Any]]
 ) -> None:
-    (first,) = await insert_running(db, max_attempts=5)
-    other = await one(db, queue="other")
+    (first,) = await v.insert_running(db, max_attempts=5)
+    other = await v.one(db, queue="other")
     rules = ("wait", "cancel", "run")
     waits, goes, runs = [await after(db, first, on_failed=rule, queue="then") for rule in rules]
     async with db.transaction():
-        both = await one(db, queue="then")
+        both = await v.one(db, queue="then")
         await depend(db, both, first, on_failed="run")
         await depend(db, both, other)
     await way(db, first)
-    assert await statuses(db, [waits, goes, runs, both]) == ["blocked", "blocked", "pending", "blocked"]
+    assert await v.statuses(db, [waits, goes, runs, both]) == ["blocked", "blocked", "pending", "blocked"]
     await mend(db)
-    assert await statuses(db, [waits, goes, runs, both]) == ["blocked", "cancelled", "pending", "blocked"]
+    assert await v.statuses(db, [waits, goes, runs, both]) == ["blocked", "cancelled", "pending", "blocked"]
     assert (await blocked(db, waits))[2] == first
     assert (await blocked(db, both))[::2] == (1, None)
     await exact(db)
 
 
 async def test_a_retry_that_completes_releases_the_dependents(db: Db) -> None:
-    worker_id = await worker(db)
-    (first,) = await insert_running(db)
+    worker_id = await v.worker(db)
+    (first,) = await v.insert_running(db)
     last = await after(db, await after(db, first))
-    await fail(db, [first], permanent=True)
+    await v.fail(db, [first], permanent=True)
     late = await after(db, first)
     assert (await blocked(db, late))[2] == first, "a dead one is accepted"
-    assert await claim_ids(db, worker_id) == []
-    await retry(db, first)
+    assert await v.claim_ids(db, worker_id) == []
+    await v.retry(db, first)
     assert (await blocked(db, late))[2] is None
-    (row,) = await claim(db, worker_id)
-    await complete(db, [first], row["attempt"])
-    ids = await claim_ids(db, worker_id)
+    (row,) = await v.claim(db, worker_id)
+    await v.complete(db, [first], row["attempt"])
+    ids = await v.claim_ids(db, worker_id)
     assert late in ids
     assert len(ids) == 2
-    await complete(db, ids)
+    await v.complete(db, ids)
     await run_one(db, worker_id, last)
     await exact(db)
 
 
 async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db: Db) -> None:
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     chain = [first]
     for _ in range(60):
         chain.append(await after(db, chain[-1], on_failed="cancel"))
     runs, waits = await after(db, chain[-1], on_failed="run"), await after(db, chain[-1])
-    await fail(db, [first], permanent=True)
+    await v.fail(db, [first], permanent=True)
     await mend(db)
-    assert set(await statuses(db, chain[1:])) == {"cancelled"}
-    assert await statuses(db, [runs, waits]) == ["pending", "blocked"]
+    assert set(await v.statuses(db, chain[1:])) == {"cancelled"}
+    assert await v.statuses(db, [runs, waits]) == ["pending", "blocked"]
     assert (await blocked(db, waits))[2] == chain[-1]
     error = await db.fetchval("SELECT DISTINCT error FROM pgworkd.finished_jobs")
     assert error == "a job that it depends on did not complete"
@@ -135,54 +118,54 @@ async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db:
 
 
 async def test_cancelling_a_waiting_job_counts_too(db: Db) -> None:
-    first = await one(db)
+    first = await v.one(db)
     goes, runs = await after(db, first, on_failed="cancel"), await after(db, first, on_failed="run")
-    await cancel(db, first)
-    assert await statuses(db, [goes, runs]) == ["blocked", "pending"]
+    await v.cancel(db, first)
+    assert await v.statuses(db, [goes, runs]) == ["blocked", "pending"]
     assert await mend(db) == 1
-    assert await statuses(db, [goes, runs]) == ["cancelled", "pending"]
-    late = await one(db, expires_at=at(1))
+    assert await v.statuses(db, [goes, runs]) == ["cancelled", "pending"]
+    late = await v.one(db, expires_at=v.at(1))
     goes, runs = await after(db, late, on_failed="cancel"), await after(db, late, on_failed="run")
-    await clock(2, db)
+    await v.clock(2, db)
     await db.execute("SELECT pgworkd.expire()")
-    assert await statuses(db, [goes, runs]) == ["blocked", "pending"]
+    assert await v.statuses(db, [goes, runs]) == ["blocked", "pending"]
     assert await mend(db) == 1
-    assert await statuses(db, [goes, runs]) == ["cancelled", "pending"]
+    assert await v.statuses(db, [goes, runs]) == ["cancelled", "pending"]
     await exact(db)
 
 
 @pytest.mark.parametrize("how", ["discard", "prune", "cancel"])
 async def test_a_dead_dependency_that_is_discarded_or_pruned(db: Db, how: str) -> None:
-    (first,) = await insert_running(db)
+    (first,) = await v.insert_running(db)
     waits, runs = await after(db, first), await after(db, first, on_failed="run")
-    await fail(db, [first], permanent=True)
-    assert await statuses(db, [waits, runs]) == ["blocked", "pending"]
+    await v.fail(db, [first], permanent=True)
+    assert await v.statuses(db, [waits, runs]) == ["blocked", "pending"]
     if how == "prune":
-        await clock(31 * DAY, db)
+        await v.clock(31 * DAY, db)
         await db.execute("SELECT pgworkd.prune(7, 30)")
     else:
         await db.execute(f"SELECT pgworkd.{how}($1)", [first])
     assert (await blocked(db, waits))[2] == first
-    await cancel(db, waits)
+    await v.cancel(db, waits)
     await exact(db)
 
 
 async def test_a_dependency_that_is_already_dead_under_each_rule(db: Db) -> None:
-    (first,) = await insert_running(db)
-    await fail(db, [first], permanent=True)
+    (first,) = await v.insert_running(db)
+    await v.fail(db, [first], permanent=True)
     ids = [await after(db, first, on_failed=rule) for rule in ("wait", "run")]
-    assert await statuses(db, ids) == ["blocked", "pending"]
+    assert await v.statuses(db, ids) == ["blocked", "pending"]
     await exact(db)
 
 
 async def test_a_dependency_in_a_queue_without_history_is_satisfied_too(db: Db) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
-    first, second = await insert_running(db, 2)
+    first, second = await v.insert_running(db, 2)
     waits, goes = await after(db, first, queue="r"), await after(db, second, on_failed="cancel", queue="r")
-    await complete(db, [first])
-    await end(db, [second])
+    await v.complete(db, [first])
+    await v.end(db, [second])
     await mend(db)
-    assert await statuses(db, [waits, goes]) == ["pending", "cancelled"]
+    assert await v.statuses(db, [waits, goes]) == ["pending", "cancelled"]
     await exact(db)
 
 
@@ -190,13 +173,13 @@ async def test_a_dependency_in_a_queue_without_history_is_satisfied_too(db: Db) 
 
 
 async def test_a_blocked_job_of_a_batch_is_live_and_is_cancelled_with_the_batch(db: Db) -> None:
-    (first,) = await insert_running(db, queue="first")
+    (first,) = await v.insert_running(db, queue="first")
     root = await batch(db, on_complete={"queue": "done"})
     async with db.transaction():
         ids = await add(db, root, 2)
         await depend(db, ids[0], first)
     await seal(db, root)
-    await run_one(db, await worker(db), ids[1])
+    await run_one(db, await v.worker(db), ids[1])
     assert await state(db, root) == ["sealed"]
     await exact(db)
     assert await cancel_batch(db, root) == (1, 0, False)
@@ -214,10 +197,10 @@ async def test_a_cancelled_dependent_is_counted_in_its_own_batch(db: Db, *, nest
         (second,) = await add(db, roots[0] if nested else roots[1])
         await depend(db, second, first, on_failed="cancel")
     await seal(db, *roots)
-    assert await claim_ids(db, await worker(db)) == [first]
-    await fail(db, [first], permanent=True)
+    assert await v.claim_ids(db, await v.worker(db)) == [first]
+    await v.fail(db, [first], permanent=True)
     await mend(db)
-    assert await statuses(db, [second]) == ["cancelled"]
+    assert await v.statuses(db, [second]) == ["cancelled"]
     assert (await state(db, roots[0])) == ["completed with failures"]
     assert len(await calls(db)) == 2
     await exact(db)
@@ -226,7 +209,7 @@ async def test_a_cancelled_dependent_is_counted_in_its_own_batch(db: Db, *, nest
 
 async def test_a_workflow_across_batches_completes(db: Db) -> None:
     """The last job of one tree is the first dependency of another; streaming does not interfere."""
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
     first = await add(db, roots[0], 3)
     async with db.transaction():
@@ -234,11 +217,11 @@ async def test_a_workflow_across_batches_completes(db: Db) -> None:
         for job_id in second:
             await depend(db, job_id, *first)
     await seal(db, *roots)
-    assert await claim_ids(db, worker_id) == first
-    await complete(db, first)
+    assert await v.claim_ids(db, worker_id) == first
+    await v.complete(db, first)
     assert await state(db, *roots) == ["completed", "sealed"]
-    assert await claim_ids(db, worker_id) == second
-    await complete(db, second)
+    assert await v.claim_ids(db, worker_id) == second
+    await v.complete(db, second)
     assert await state(db, *roots) == ["completed", "completed"]
     assert len(await calls(db)) == 2
     await exact(db)
@@ -251,17 +234,17 @@ async def test_cancelling_a_batch_releases_dependents_elsewhere(db: Db) -> None:
     runs, goes = await after(db, *first, on_failed="run"), await after(db, *first, on_failed="cancel")
     await cancel_batch(db, root)
     await mend(db)
-    assert await statuses(db, [runs, goes]) == ["pending", "cancelled"]
+    assert await v.statuses(db, [runs, goes]) == ["pending", "cancelled"]
     await exact(db)
     await counted(db)
 
 
 async def test_many_rules_applied_in_one_settle(db: Db) -> None:
-    ids = await insert_running(db, 40)
+    ids = await v.insert_running(db, 40)
     waits = [await after(db, *ids[n : n + 4], on_failed=("wait", "run")[n % 2]) for n in range(36)]
-    await fail(db, ids[:20], permanent=True)
-    await complete(db, ids[20:])
+    await v.fail(db, ids[:20], permanent=True)
+    await v.complete(db, ids[20:])
     expected = ["pending" if n % 2 or n >= 20 else "blocked" for n in range(36)]
-    assert await statuses(db, waits) == expected
+    assert await v.statuses(db, waits) == expected
     await exact(db)
-    assert len(await insert(db, 0)) == 0
+    assert len(await v.insert(db, 0)) == 0

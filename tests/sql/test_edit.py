@@ -10,24 +10,9 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.sessions import Later, Notices, waits_for_lock
-from tests.kits.verbs import (
-    T0,
-    Db,
-    at,
-    cancel,
-    claim,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    insert,
-    live,
-    one,
-    set_pool,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -42,29 +27,29 @@ async def edit(db: Db, job_id: uuid.UUID, **changes: Any) -> dict[str, Any]:
 
 async def in_line(db: Db, *run_ats: float, key: str = "k", **columns: Any) -> list[uuid.UUID]:
     """Jobs of one serialize_key, due in this order."""
-    return [await one(db, serialize_key=key, run_at=at(s), **columns) for s in run_ats]
+    return [await v.one(db, serialize_key=key, run_at=v.at(s), **columns) for s in run_ats]
 
 
 async def drain(db: Db) -> list[uuid.UUID]:
     """Claims and completes until nothing is due; the ids in the order of their runs."""
-    worker_id, ran = await worker(db), []
-    while rows := await claim(db, worker_id):
+    worker_id, ran = await v.worker(db), []
+    while rows := await v.claim(db, worker_id):
         ids = [row["id"] for row in rows]
-        assert await complete(db, ids, [row["attempt"] for row in rows]) == set(ids)
+        assert await v.complete(db, ids, [row["attempt"] for row in rows]) == set(ids)
         ran += ids
     return ran
 
 
 async def test_given_columns_change_and_the_rest_stay(db: Db) -> None:
     await db.execute("SET timezone = 'UTC'")
-    job_id = await one(db, payload='{"a": 1}', priority=2, run_at=at(60))
+    job_id = await v.one(db, payload='{"a": 1}', priority=2, run_at=v.at(60))
     assert await edit(db, job_id, priority=7) == {"priority": 7}
-    assert await edit(db, job_id, payload='{"a": 2}', run_at=at(30)) == {
+    assert await edit(db, job_id, payload='{"a": 2}', run_at=v.at(30)) == {
         "payload": {"a": 2},
         "run_at": "2100-06-15T12:00:30+00:00",
     }
-    row = await live(db, job_id)
-    assert (row["payload"], row["priority"], row["run_at"], row["status"]) == ('{"a": 2}', 7, at(30), "pending")
+    row = await v.live(db, job_id)
+    assert (row["payload"], row["priority"], row["run_at"], row["status"]) == ('{"a": 2}', 7, v.at(30), "pending")
     rows = await db.fetch("SELECT before, after FROM pgworkd.audit ORDER BY id")
     assert [tuple(map(json.loads, row)) for row in rows] == [
         ({"priority": 2}, {"priority": 7}),
@@ -76,21 +61,21 @@ async def test_given_columns_change_and_the_rest_stay(db: Db) -> None:
 
 
 async def test_unchanged_values_are_not_reported_as_a_change(db: Db, notices: Notices) -> None:
-    job_id = await one(db, payload='{"a": 1}', priority=2)
-    await set_pool(db, await worker(db))
+    job_id = await v.one(db, payload='{"a": 1}', priority=2)
+    await v.set_pool(db, await v.worker(db))
     await notices.heard()
-    assert await edit(db, job_id, payload='{"a": 1}', priority=2, run_at=T0) == {}
+    assert await edit(db, job_id, payload='{"a": 1}', priority=2, run_at=v.T0) == {}
     assert await db.fetchval("SELECT count(*) FROM pgworkd.audit") == 0
     assert await notices.heard() == []
 
 
 async def test_a_job_waiting_for_its_retry_keeps_its_status(db: Db) -> None:
-    job_id = await one(db)
-    await claim(db, await worker(db))
-    await fail(db, [job_id], delay_s=600)
-    assert "run_at" in await edit(db, job_id, run_at=at(5))
-    row = await live(db, job_id)
-    assert (row["status"], row["run_at"], row["failures"]) == ("failed", at(5), 1)
+    job_id = await v.one(db)
+    await v.claim(db, await v.worker(db))
+    await v.fail(db, [job_id], delay_s=600)
+    assert "run_at" in await edit(db, job_id, run_at=v.at(5))
+    row = await v.live(db, job_id)
+    assert (row["status"], row["run_at"], row["failures"]) == ("failed", v.at(5), 1)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +88,12 @@ async def test_a_job_waiting_for_its_retry_keeps_its_status(db: Db) -> None:
     ],
 )
 async def test_a_job_that_is_not_waiting_is_refused_with_its_status_and_a_remedy(db: Db, state: str, hint: str) -> None:
-    job_id = uuid.uuid4() if state == "unknown" else await one(db)
-    await claim(db, await worker(db))
+    job_id = uuid.uuid4() if state == "unknown" else await v.one(db)
+    await v.claim(db, await v.worker(db))
     if state == "dead":
-        await fail(db, [job_id], permanent=True)
+        await v.fail(db, [job_id], permanent=True)
     if state == "completed":
-        await complete(db, [job_id])
+        await v.complete(db, [job_id])
     before = await db.fetch("SELECT * FROM pgworkd.all_jobs")
     with pytest.raises(asyncpg.PostgresError) as caught:
         await edit(db, job_id, priority=1)
@@ -121,16 +106,16 @@ async def test_a_job_that_is_not_waiting_is_refused_with_its_status_and_a_remedy
 
 @pytest.mark.parametrize("ended", ["completed", "cancelled"])
 async def test_a_finished_job_that_keeps_its_key_is_reported_as_finished(db: Db, ended: str) -> None:
-    job_id = await one(db, dedupe_key="k", dedupe_until=at(600))
+    job_id = await v.one(db, dedupe_key="k", dedupe_until=v.at(600))
     if ended == "cancelled":
-        await cancel(db, job_id)
+        await v.cancel(db, job_id)
     else:
-        await claim(db, await worker(db))
-        await complete(db, [job_id])
+        await v.claim(db, await v.worker(db))
+        await v.complete(db, [job_id])
     with pytest.raises(asyncpg.PostgresError, match=f"is {ended}, only a waiting job can be edited") as caught:
         await edit(db, job_id, priority=1)
     assert "It has ended" in str(caught.value)
-    assert await cancel(db, job_id) == {}
+    assert await v.cancel(db, job_id) == {}
     assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q')") == []
     assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q', p_key => 'k')") == []
 
@@ -142,12 +127,12 @@ async def test_a_finished_job_that_keeps_its_key_is_reported_as_finished(db: Db,
         ({"payload": "[1]"}, "23514"),
         ({"payload": "null"}, "23514"),
         ({"payload": json.dumps({"a": "x" * 2**21})}, "23514"),
-        ({"run_at": at(200 * 366 * 86_400)}, "23514"),
+        ({"run_at": v.at(200 * 366 * 86_400)}, "23514"),
     ],
     ids=["nothing", "array", "null", "too large", "too late"],
 )
 async def test_values_out_of_bounds_are_refused(db: Db, changes: dict[str, Any], state: str) -> None:
-    job_id = await one(db)
+    job_id = await v.one(db)
     with pytest.raises(asyncpg.PostgresError) as caught:
         await edit(db, job_id, **changes)
     assert caught.value.sqlstate == state
@@ -158,39 +143,39 @@ async def test_values_out_of_bounds_are_refused(db: Db, changes: dict[str, Any],
 
 
 async def test_an_edit_waits_for_a_concurrent_claim_and_is_refused(db: Db, other: Db, third: Db) -> None:
-    worker_id, job_id = await worker(db), await one(db)
+    worker_id, job_id = await v.worker(db), await v.one(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
-        await claim(db, worker_id)
+        await v.claim(db, worker_id)
         editing = Later(tasks, edit(other, job_id, payload='{"late": true}'))
         await waits_for_lock(third, other)
         await db.execute("COMMIT")
         with pytest.raises(asyncpg.PostgresError, match="is running"):
             await editing.answer()
-    assert (await live(db, job_id))["payload"] == "{}"
+    assert (await v.live(db, job_id))["payload"] == "{}"
 
 
 async def test_a_claim_skips_a_job_being_edited_and_later_takes_the_edited_one(db: Db, other: Db) -> None:
-    worker_id, job_id = await worker(db), await one(db)
+    worker_id, job_id = await v.worker(db), await v.one(db)
     await other.execute("BEGIN")
     await edit(other, job_id, payload='{"a": 2}')
-    assert await claim_ids(db, worker_id) == []
+    assert await v.claim_ids(db, worker_id) == []
     await other.execute("COMMIT")
-    assert [(row["id"], row["payload"]) for row in await claim(db, worker_id)] == [(job_id, '{"a": 2}')]
+    assert [(row["id"], row["payload"]) for row in await v.claim(db, worker_id)] == [(job_id, '{"a": 2}')]
 
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_pools_are_notified_of_the_new_due_time(db: Db, notices: Notices, idle: bool) -> None:
-    job_id = await one(db, run_at=at(3600))
-    await set_pool(db, await worker(db), idle=idle)
-    await edit(db, job_id, run_at=at(-5))
+    job_id = await v.one(db, run_at=v.at(3600))
+    await v.set_pool(db, await v.worker(db), idle=idle)
+    await edit(db, job_id, run_at=v.at(-5))
     await edit(db, job_id, priority=3)
     await edit(db, job_id, payload='{"a": 1}')
-    assert await notices.heard() == [{"queue": "q", "run_at": at(-5).timestamp()}] * 2, "a payload moves nothing"
+    assert await notices.heard() == [{"queue": "q", "run_at": v.at(-5).timestamp()}] * 2, "a payload moves nothing"
 
 
 async def test_nobody_is_notified_of_a_queue_without_pools(db: Db, notices: Notices) -> None:
-    await edit(db, await one(db), priority=3)
+    await edit(db, await v.one(db), priority=3)
     assert await notices.heard() == []
 
 
@@ -199,71 +184,71 @@ async def test_nobody_is_notified_of_a_queue_without_pools(db: Db, notices: Noti
 
 async def test_a_blocked_job_moved_to_the_front_of_its_key_runs_next(db: Db) -> None:
     first, second, third = await in_line(db, 0, 0, 0)
-    worker_id = await worker(db)
-    assert await claim_ids(db, worker_id) == [first]
-    assert await statuses(db, [second, third]) == ["blocked", "blocked"]
-    assert (await edit(db, third, run_at=at(-9)))["status"] == "pending"
-    assert await claim_ids(db, worker_id) == [], "the key is held"
-    await complete(db, [first])
+    worker_id = await v.worker(db)
+    assert await v.claim_ids(db, worker_id) == [first]
+    assert await v.statuses(db, [second, third]) == ["blocked", "blocked"]
+    assert (await edit(db, third, run_at=v.at(-9)))["status"] == "pending"
+    assert await v.claim_ids(db, worker_id) == [], "the key is held"
+    await v.complete(db, [first])
     assert await drain(db) == [third, second]
 
 
 async def test_when_the_first_job_of_a_key_is_postponed_the_next_one_runs(db: Db) -> None:
     first, second, third = await in_line(db, 0, 0, 0)
-    holder = await worker(db)
-    assert await claim_ids(db, holder) == [first]
-    await complete(db, [first])
-    assert await statuses(db, [second, third]) == ["pending", "blocked"]
-    await edit(db, second, run_at=at(600))
+    holder = await v.worker(db)
+    assert await v.claim_ids(db, holder) == [first]
+    await v.complete(db, [first])
+    assert await v.statuses(db, [second, third]) == ["pending", "blocked"]
+    await edit(db, second, run_at=v.at(600))
     assert await drain(db) == [third]
-    await clock(600, db)
+    await v.clock(600, db)
     assert await drain(db) == [second]
 
 
 async def test_a_blocked_job_that_is_postponed_leaves_the_waiters_until_due(db: Db) -> None:
     first, second = await in_line(db, 0, 0)
-    assert await claim_ids(db, await worker(db)) == [first]
-    await edit(db, second, run_at=at(600))
-    assert (await live(db, second))["status"] == "pending"
-    await complete(db, [first])
+    assert await v.claim_ids(db, await v.worker(db)) == [first]
+    await edit(db, second, run_at=v.at(600))
+    assert (await v.live(db, second))["status"] == "pending"
+    await v.complete(db, [first])
     assert await drain(db) == []
-    await clock(600, db)
+    await v.clock(600, db)
     assert await drain(db) == [second]
 
 
 async def test_a_retry_that_holds_its_key_keeps_it(db: Db) -> None:
     first, second = await in_line(db, 0, 0)
-    await claim(db, await worker(db))
-    await fail(db, [first], delay_s=60)
-    await edit(db, first, run_at=at(3600))
+    await v.claim(db, await v.worker(db))
+    await v.fail(db, [first], delay_s=60)
+    await edit(db, first, run_at=v.at(3600))
     assert await drain(db) == [], "strict order: it is still its turn"
-    await edit(db, first, run_at=at(0))
+    await edit(db, first, run_at=v.at(0))
     assert await drain(db) == [first, second]
 
 
 async def test_a_new_priority_or_payload_does_not_change_the_order_of_a_key(db: Db) -> None:
     first, second, third = await in_line(db, 0, 0, 0)
-    await claim(db, await worker(db))
+    await v.claim(db, await v.worker(db))
     assert await edit(db, third, priority=9, payload='{"a": 1}') == {"payload": {"a": 1}, "priority": 9}
-    assert (await live(db, third))["status"] == "blocked"
-    await complete(db, [first])
+    assert (await v.live(db, third))["status"] == "blocked"
+    await v.complete(db, [first])
     assert await drain(db) == [second, third]
 
 
 async def test_many_random_edits_leave_no_job_stuck(db: Db) -> None:
     ids = await in_line(db, *range(-8, 0))
     ids += await in_line(db, *range(-8, 0), key="other")
-    worker_id = await worker(db)
-    running = await claim_ids(db, worker_id)
+    worker_id = await v.worker(db)
+    running = await v.claim_ids(db, worker_id)
     assert len(running) == 2
     for number, job_id in enumerate(ids):
         if job_id not in running:
-            await edit(db, job_id, run_at=at(-(number * 7 % 13)))
-    await complete(db, running)
+            await edit(db, job_id, run_at=v.at(-(number * 7 % 13)))
+    await v.complete(db, running)
     assert sorted(await drain(db)) == sorted(set(ids) - set(running))
 
 
 async def test_similar_ids_are_not_mixed_up(db: Db) -> None:
-    ids = await insert(db, 3)
+    ids = await v.insert(db, 3)
     await edit(db, ids[1], priority=5)
-    assert [(await live(db, job_id))["priority"] for job_id in ids] == [0, 5, 0]
+    assert [(await v.live(db, job_id))["priority"] for job_id in ids] == [0, 5, 0]

@@ -8,23 +8,8 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from tests.kits.verbs import (
-    T0,
-    Db,
-    at,
-    cancel,
-    claim,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    insert,
-    one,
-    over,
-    release,
-    statuses,
-    worker,
-)
+from tests.kits import verbs as v
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -64,50 +49,50 @@ async def partitions(db: Db) -> list[str]:
 
 def day(days: float) -> str:
     """The name of the partition this many days after T0."""
-    return at(days * DAY).strftime("%Y%m%d")
+    return v.at(days * DAY).strftime("%Y%m%d")
 
 
 async def finished(db: Db, days: float, count: int = 1, queue: str = "q") -> None:
     """Completes this many jobs a number of days after T0; the clock is at T0 again when it returns."""
-    await clock(days * DAY, db)
-    worker_id = await worker(db)
-    ids = await insert(db, count, queue)
-    assert await claim_ids(db, worker_id, count, queue) == ids
-    await complete(db, ids)
-    await clock(0, db)
+    await v.clock(days * DAY, db)
+    worker_id = await v.worker(db)
+    ids = await v.insert(db, count, queue)
+    assert await v.claim_ids(db, worker_id, count, queue) == ids
+    await v.complete(db, ids)
+    await v.clock(0, db)
 
 
 # expire
 
 
 async def test_expire_finishes_waiting_jobs_past_their_expiry(db: Db) -> None:
-    gone = [await one(db, expires_at=at(-1)), await one(db, expires_at=T0, run_at=at(60))]
-    kept = [await one(db, expires_at=T0 + timedelta(microseconds=1)), await one(db)]
+    gone = [await v.one(db, expires_at=v.at(-1)), await v.one(db, expires_at=v.T0, run_at=v.at(60))]
+    kept = [await v.one(db, expires_at=v.T0 + timedelta(microseconds=1)), await v.one(db)]
     assert await expire(db) == 2
-    assert await statuses(db, [*gone, *kept]) == ["expired"] * 2 + ["pending"] * 2
-    row = await over(db, gone[0])
-    assert (row["finished_at"], row["error"], row["attempts"]) == (T0, "expired before it could start", 0)
+    assert await v.statuses(db, [*gone, *kept]) == ["expired"] * 2 + ["pending"] * 2
+    row = await v.over(db, gone[0])
+    assert (row["finished_at"], row["error"], row["attempts"]) == (v.T0, "expired before it could start", 0)
     assert await expire(db) == 0
 
 
 async def test_expire_leaves_running_and_dead_jobs(db: Db) -> None:
-    ids = await insert(db, 2, expires_at=at(1))
-    await claim(db, await worker(db))
-    await fail(db, ids[1:], permanent=True)
-    await clock(60, db)
+    ids = await v.insert(db, 2, expires_at=v.at(1))
+    await v.claim(db, await v.worker(db))
+    await v.fail(db, ids[1:], permanent=True)
+    await v.clock(60, db)
     assert await expire(db) == 0
-    assert await complete(db, ids[:1]) == set(ids[:1])
+    assert await v.complete(db, ids[:1]) == set(ids[:1])
 
 
 async def test_expire_takes_the_oldest_first_up_to_its_limit(db: Db) -> None:
-    ids = [await one(db, expires_at=at(-seconds)) for seconds in (1, 3, 2)]
+    ids = [await v.one(db, expires_at=v.at(-seconds)) for seconds in (1, 3, 2)]
     assert await expire(db, 2) == 2
-    assert await statuses(db, ids) == ["pending", "expired", "expired"]
+    assert await v.statuses(db, ids) == ["pending", "expired", "expired"]
     assert await expire(db, 2) == 1
 
 
 async def test_expire_skips_locked_rows_and_a_concurrent_expire(db: Db, other: Db) -> None:
-    ids = await insert(db, 3, expires_at=at(-1))
+    ids = await v.insert(db, 3, expires_at=v.at(-1))
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", ids[0])
@@ -132,7 +117,7 @@ async def test_partitions_are_created_for_today_and_the_days_ahead(db: Db) -> No
     assert await ensure(db, 3) == 4
     assert (await partitions(db))[8:] == [day(n) for n in range(4)]
     assert await ensure(db, 3) == 0
-    await clock(2 * DAY, db)
+    await v.clock(2 * DAY, db)
     assert await ensure(db, 3) == 2
 
 
@@ -140,13 +125,13 @@ async def test_partitions_are_created_for_today_and_the_days_ahead(db: Db) -> No
 async def test_a_partition_covers_its_utc_day_whatever_the_session_time_zone(db: Db, seconds: float) -> None:
     await db.execute("SET timezone = 'Pacific/Kiritimati'; SET datestyle = 'German'")
     await ensure(db, 1)
-    await clock(-DAY, db)
+    await v.clock(-DAY, db)
     await ensure(db, 0)
-    instant = T0.replace(hour=0) + timedelta(seconds=seconds)
+    instant = v.T0.replace(hour=0) + timedelta(seconds=seconds)
     await db.execute("SELECT set_config('pgworkd.clock', $1, false)", str(instant))
-    worker_id, job_id = await worker(db), await one(db)
-    await claim(db, worker_id)
-    await complete(db, [job_id])
+    worker_id, job_id = await v.worker(db), await v.one(db)
+    await v.claim(db, worker_id)
+    await v.complete(db, [job_id])
     name = await db.fetchval("SELECT tableoid::regclass::text FROM pgworkd.finished_jobs")
     assert name == f"pgworkd.finished_jobs_{instant:%Y%m%d}"
 
@@ -191,9 +176,9 @@ async def test_prune_drops_partitions_past_the_retention(db: Db) -> None:
     await finished(db, 1, 2)
     await drop_all(db, 100)  # those that schema.sql made, for the days of the real clock
     assert await partitions(db) == [day(n) for n in range(4)]
-    await clock(7 * DAY, db)
+    await v.clock(7 * DAY, db)
     assert await drop_all(db) == 0, "the day is over, but a row of its last minute is not 7 days old"
-    await clock(8 * DAY, db)
+    await v.clock(8 * DAY, db)
     assert await drop_all(db) == 1
     assert await prune(db) == (0, 0)
     assert await partitions(db) == [day(n) for n in range(1, 4)]
@@ -222,19 +207,19 @@ async def test_a_queue_may_keep_history_for_less_but_not_for_more_than_the_defau
 
 
 async def test_prune_archives_jobs_that_have_been_dead_for_long(db: Db) -> None:
-    await clock(-31 * DAY, db)
-    old, alive, recent = await insert(db, 3)
-    await claim(db, await worker(db), 3)
-    await fail(db, [old], permanent=True, message="why")
-    await fail(db, [alive], delay_s=100 * DAY)
-    await clock(-29 * DAY, db)
-    await fail(db, [recent], permanent=True)
-    await clock(0, db)
+    await v.clock(-31 * DAY, db)
+    old, alive, recent = await v.insert(db, 3)
+    await v.claim(db, await v.worker(db), 3)
+    await v.fail(db, [old], permanent=True, message="why")
+    await v.fail(db, [alive], delay_s=100 * DAY)
+    await v.clock(-29 * DAY, db)
+    await v.fail(db, [recent], permanent=True)
+    await v.clock(0, db)
     assert (await prune(db))[1] == 1
-    row = await over(db, old)
-    assert (row["status"], row["error"], row["finished_at"], row["failures"]) == ("dead", "why", T0, 1)
+    row = await v.over(db, old)
+    assert (row["status"], row["error"], row["finished_at"], row["failures"]) == ("dead", "why", v.T0, 1)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 2
-    await clock(3 * DAY, db)
+    await v.clock(3 * DAY, db)
     assert (await prune(db, 7, 30, 0))[1] == 0
     assert (await prune(db))[1] == 1
 
@@ -243,7 +228,7 @@ async def test_dropping_a_partition_gives_up_at_its_first_reader_and_rows_are_de
     await drop_all(db, 1)
     await ensure(db, 1)
     await finished(db, -20)
-    await clock(10 * DAY, db)
+    await v.clock(10 * DAY, db)
     await other.execute("BEGIN")
     await other.fetch(f"SELECT FROM pgworkd.finished_jobs_{day(0)}")
     assert await drop_all(db) == 0
@@ -271,28 +256,28 @@ async def test_concurrent_prunes_do_not_wait_for_each_other(db: Db, other: Db) -
 
 
 async def test_a_locked_dead_job_is_left_for_the_next_prune(db: Db, other: Db) -> None:
-    job_id = await one(db, status="dead", failed_at=at(-31 * DAY))
+    job_id = await v.one(db, status="dead", failed_at=v.at(-31 * DAY))
     await db.execute("SET statement_timeout = '2s'")
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs FOR UPDATE")
     assert (await prune(db))[1] == 0
     await other.execute("COMMIT")
     assert (await prune(db))[1] == 1
-    assert await statuses(db, [job_id]) == ["discarded"]
+    assert await v.statuses(db, [job_id]) == ["discarded"]
 
 
 # running_of
 
 
 async def test_running_of_lists_the_attempts_of_a_worker_older_than_an_age(db: Db) -> None:
-    mine, others = await worker(db, 3600), await worker(db, 3600)
-    old, fresh, theirs, ended = await insert(db, 4)
+    mine, others = await v.worker(db, 3600), await v.worker(db, 3600)
+    old, fresh, theirs, ended = await v.insert(db, 4)
     for worker_id, job_id in ((mine, old), (mine, fresh), (others, theirs), (mine, ended)):
-        await clock(10 if job_id == fresh else 0, db)
-        assert await claim_ids(db, worker_id, 1) == [job_id]
-    await cancel(db, old)  # it keeps running until its worker is notified
-    await release(db, [ended])
-    await clock(20, db)
+        await v.clock(10 if job_id == fresh else 0, db)
+        assert await v.claim_ids(db, worker_id, 1) == [job_id]
+    await v.cancel(db, old)  # it keeps running until its worker is notified
+    await v.release(db, [ended])
+    await v.clock(20, db)
     sql = "SELECT id, attempt FROM pgworkd.running_of($1, (SELECT token FROM pgworkd.workers WHERE id = $1), $2)"
     assert [tuple(row) for row in await db.fetch(sql, mine, 10.0)] == [(old, 1)]
     assert sorted(tuple(row) for row in await db.fetch(sql, mine, 0.0)) == sorted([(old, 1), (fresh, 1)])
@@ -329,18 +314,18 @@ async def test_a_locked_row_of_the_history_is_skipped_by_prune(db: Db, other: Db
 async def test_expire_counts_the_jobs_of_a_queue_without_history(db: Db) -> None:
     """archive() returns what it wrote to the history: expire() would return 0, as if nothing were left."""
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
-    await insert(db, 3, expires_at=at(-1))
+    await v.insert(db, 3, expires_at=v.at(-1))
     assert await expire(db, 2) == 2
     assert await expire(db, 2) == 1
 
 
 async def test_a_job_that_has_started_does_not_expire(db: Db) -> None:
     """expires_at means `not started by then`; one that waits for its retry has started. And its error would be lost."""
-    job_id = await one(db, expires_at=at(5))
-    await claim(db, await worker(db))
+    job_id = await v.one(db, expires_at=v.at(5))
+    await v.claim(db, await v.worker(db))
     await db.execute("SELECT pgworkd.payloads($1, '{1}', 1000)", [job_id])  # it begins
-    await fail(db, [job_id], delay_s=10, message="downstream said no")
-    await clock(20, db)
+    await v.fail(db, [job_id], delay_s=10, message="downstream said no")
+    await v.clock(20, db)
     await expire(db)
-    assert await statuses(db, [job_id]) == ["failed"]
-    assert await claim_ids(db, await worker(db)) == [job_id]
+    assert await v.statuses(db, [job_id]) == ["failed"]
+    assert await v.claim_ids(db, await v.worker(db)) == [job_id]

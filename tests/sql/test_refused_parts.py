@@ -8,22 +8,9 @@ from datetime import timedelta
 import pytest
 
 from tests.kits import batches, verbs
+from tests.kits import verbs as v
 from tests.kits.sessions import refuse, refused_rows
-from tests.kits.verbs import (
-    T0,
-    Db,
-    at,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    insert,
-    insert_running,
-    one,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -38,21 +25,21 @@ Scene = tuple[Maintain, object, tuple[str, object]]
 
 
 async def _expire(db: Db) -> Scene:
-    ids = [await one(db, expires_at=at(-9 + n)) for n in range(MOST)]
+    ids = [await v.one(db, expires_at=v.at(-9 + n)) for n in range(MOST)]
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
         await db.fetch("SELECT * FROM pgworkd.expire_jobs(1)")
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["pending", "expired", "expired"], ("expire_jobs", ids[0])
 
 
 async def _free_keys(db: Db) -> Scene:
-    ids = [await one(db, dedupe_key=f"k{n}", dedupe_until=at(9 + n)) for n in range(MOST)]
-    assert await claim_ids(db, await worker(db)) == ids
-    await complete(db, ids)
-    await clock(60, db)
+    ids = [await v.one(db, dedupe_key=f"k{n}", dedupe_until=v.at(9 + n)) for n in range(MOST)]
+    assert await v.claim_ids(db, await v.worker(db)) == ids
+    await v.complete(db, ids)
+    await v.clock(60, db)
     await refuse(db, ids[0])
 
     async def left() -> list[object]:
@@ -63,9 +50,9 @@ async def _free_keys(db: Db) -> Scene:
 
 
 async def _prune_dead(db: Db) -> Scene:
-    ids = await insert_running(db, MOST)
-    await fail(db, ids, permanent=True)
-    await clock(31 * DAY, db)
+    ids = await v.insert_running(db, MOST)
+    await v.fail(db, ids, permanent=True)
+    await v.clock(31 * DAY, db)
     await db.execute("SELECT pgworkd.ensure_partitions()")
     await refuse(db, ids[0])
 
@@ -79,13 +66,13 @@ async def _prune_dead(db: Db) -> Scene:
 async def _prune_batches(db: Db) -> Scene:
     ids = []
     for n in range(MOST):
-        await clock(n, db)
+        await v.clock(n, db)
         batch_id, jobs = await batches.sealed(db, 1, f"b{n}")
-        await cancel(db, *jobs)
+        await v.cancel(db, *jobs)
         ids.append(batch_id)
     await db.execute("CREATE TABLE public.orders (batch_id uuid REFERENCES pgworkd.batches (id))")
     await db.execute("INSERT INTO public.orders VALUES ($1)", ids[0])
-    await clock(8 * DAY, db)
+    await v.clock(8 * DAY, db)
 
     async def left() -> list[object]:
         await db.execute("SELECT pgworkd.prune(7, 30, 1)")
@@ -96,12 +83,12 @@ async def _prune_batches(db: Db) -> Scene:
 
 async def _forget_kept(db: Db) -> Scene:
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 60)")
-    ids = await insert(db, MOST)
+    ids = await v.insert(db, MOST)
     for job_id in ids:
-        await cancel(db, job_id)
+        await v.cancel(db, job_id)
     await refuse(db, ids[0], table="finished_jobs", when="DELETE")
-    await clock(DAY, db)
-    at_t0 = T0.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    await v.clock(DAY, db)
+    at_t0 = v.T0.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
     async def left() -> list[object]:
         await db.execute("SELECT pgworkd.prune(7, 30, 1)")
@@ -112,11 +99,11 @@ async def _forget_kept(db: Db) -> Scene:
 
 async def _forget_audit(db: Db) -> Scene:
     await db.execute("DELETE FROM pgworkd.audit")
-    ids = [await one(db) for _ in range(MOST)]
-    await cancel(db, *ids)
+    ids = [await v.one(db) for _ in range(MOST)]
+    await v.cancel(db, *ids)
     notes = [row[0] for row in await db.fetch("SELECT id FROM pgworkd.audit ORDER BY id")]
     await refuse(db, notes[0], table="audit", when="DELETE")
-    await clock(8 * DAY, db)
+    await v.clock(8 * DAY, db)
 
     async def left() -> list[object]:
         await db.execute("SELECT pgworkd.prune(7, 30, 1)")
@@ -145,25 +132,25 @@ async def _unblock_cancelled(db: Db) -> Scene:
 
     async def ended() -> list[str | None]:
         await db.execute("SELECT pgworkd.unblock()")
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["pending", "cancelled", "cancelled"], ("unblock", ids[0])
 
 
 async def _unblock_lines(db: Db) -> Scene:
-    ids = [await one(db, serialize_key=f"k{n}") for n in range(MOST)]
+    ids = [await v.one(db, serialize_key=f"k{n}") for n in range(MOST)]
     await db.execute("UPDATE pgworkd.jobs SET status = 'blocked'")  # their keys are free
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
         await db.execute("SELECT pgworkd.unblock()")
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["blocked", "pending", "pending"], ("unblock", '["q", "k0"]')
 
 
 async def _effects_of_ends(db: Db) -> Scene:
-    parents = await insert(db, MOST)
+    parents = await v.insert(db, MOST)
     ids = [await batches.after(db, parent) for parent in parents]
     for parent in parents:
         await db.execute("INSERT INTO pgworkd.pending_effects (job_id, completed) VALUES ($1, true)", parent)
@@ -171,13 +158,13 @@ async def _effects_of_ends(db: Db) -> Scene:
 
     async def ended() -> list[str | None]:
         await db.execute("SELECT pgworkd.apply_effects(1)")
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["blocked", "pending", "pending"], ("apply_effects", ids[0])
 
 
 async def _effects_of_keys(db: Db) -> Scene:
-    ids = [await one(db, serialize_key=f"k{n}") for n in range(MOST)]
+    ids = [await v.one(db, serialize_key=f"k{n}") for n in range(MOST)]
     await db.execute("UPDATE pgworkd.jobs SET status = 'blocked'")
     put = "INSERT INTO pgworkd.pending_effects (queue, serialize_key) VALUES ('q', $1) RETURNING id"
     effects = [await db.fetchval(put, f"k{n}") for n in range(MOST)]
@@ -185,7 +172,7 @@ async def _effects_of_keys(db: Db) -> Scene:
 
     async def ended() -> list[str | None]:
         await db.execute("SELECT pgworkd.apply_effects(1)")
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["blocked", "pending", "pending"], ("apply_effects", effects[0])
 
@@ -206,29 +193,29 @@ async def _effects_of_batches(db: Db) -> Scene:
 
 
 async def _mend_dependencies(db: Db) -> Scene:
-    (parent,) = await insert_running(db)
+    (parent,) = await v.insert_running(db)
     ids = [await batches.after(db, parent, on_failed="run") for _ in range(MOST)]
     await db.execute(
-        "UPDATE pgworkd.jobs SET status = 'dead', worker_id = NULL, failed_at = $2 WHERE id = $1", parent, T0
+        "UPDATE pgworkd.jobs SET status = 'dead', worker_id = NULL, failed_at = $2 WHERE id = $1", parent, v.T0
     )
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
         await batches.mend(db)
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["blocked", "pending", "pending"], ("mend_dependencies", ids[0])
 
 
 async def _mend_doomed(db: Db) -> Scene:
-    (parent,) = await insert_running(db)
+    (parent,) = await v.insert_running(db)
     ids = [await batches.after(db, parent, on_failed="cancel") for _ in range(MOST)]
-    await fail(db, [parent], permanent=True)
+    await v.fail(db, [parent], permanent=True)
     await refuse(db, ids[0])
 
     async def ended() -> list[str | None]:
         await batches.mend(db)
-        return await statuses(db, ids)
+        return await v.statuses(db, ids)
 
     return ended, ["blocked", "cancelled", "cancelled"], ("mend_dependencies", ids[0])
 
@@ -238,7 +225,7 @@ async def _occurrences(db: Db) -> Scene:
     for name in names:
         await verbs.put_schedule(db, name)
     await refuse(db, names[0], column="schedule", when="INSERT")
-    instant = T0 + timedelta(minutes=1)
+    instant = v.T0 + timedelta(minutes=1)
 
     async def added() -> list[object]:
         await db.execute("SELECT pgworkd.restore_occurrences($1, $2, $3)", names, [instant] * MOST, [1] * MOST)

@@ -6,30 +6,17 @@ from datetime import timedelta
 
 import pytest
 
-from tests.kits.verbs import (
-    Db,
-    at,
-    claim,
-    claim_ids,
-    clock,
-    heartbeat,
-    insert,
-    one,
-    release,
-    rescue,
-    statuses,
-    steady,
-    worker,
-)
+from tests.kits import verbs as v
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
 
 async def _lost_job(db: Db) -> int:
     """A worker that died at T0 with a job; its lease ends at T0 + 5 s."""
-    victim = await worker(db, 5)
-    await one(db)
-    await claim(db, victim)
+    victim = await v.worker(db, 5)
+    await v.one(db)
+    await v.claim(db, victim)
     return victim
 
 
@@ -38,8 +25,8 @@ async def _lost_job(db: Db) -> int:
 )
 async def test_a_worker_that_may_itself_be_lost_rescues_nobody(db: Db, guard: str) -> None:
     await _lost_job(db)
-    rescuer = await worker(db)
-    await steady(db, rescuer)
+    rescuer = await v.worker(db)
+    await v.steady(db, rescuer)
     changes = {
         "not yet steady": "steady_since = pgworkd.clock() - interval '29.9 s'",
         "silent": "seen_at = pgworkd.clock() - interval '15 s'",
@@ -49,54 +36,54 @@ async def test_a_worker_that_may_itself_be_lost_rescues_nobody(db: Db, guard: st
         "steady in the future": "steady_since = pgworkd.clock() + interval '1 s'",
     }
     await db.execute("BEGIN")
-    assert len(await rescue(db, rescuer)) == 1, "nothing but the guard is in the way"
+    assert len(await v.rescue(db, rescuer)) == 1, "nothing but the guard is in the way"
     await db.execute("ROLLBACK")
     if guard == "unknown":
         await db.execute("DELETE FROM pgworkd.workers WHERE id = $1", rescuer)
     else:
         await db.execute(f"UPDATE pgworkd.workers SET {changes[guard]} WHERE id = $1", rescuer)  # noqa: S608
     before = await db.fetch("SELECT * FROM pgworkd.workers")
-    assert await rescue(db, rescuer) == {}
+    assert await v.rescue(db, rescuer) == {}
     assert await db.fetch("SELECT * FROM pgworkd.workers") == before
 
 
 async def test_after_an_outage_no_worker_is_rescued_until_live_ones_have_renewed(db: Db) -> None:
     """hexpm PR#1825: living jobs were rescued by age alone, nightly for a week."""
-    rescuer, slow, truly_dead = [await worker(db) for _ in range(3)]
+    rescuer, slow, truly_dead = [await v.worker(db) for _ in range(3)]
     for _ in range(3):
-        await one(db)
-    jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, slow, truly_dead)]
-    await steady(db, rescuer, slow, truly_dead)
+        await v.one(db)
+    jobs = [(await v.claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, slow, truly_dead)]
+    await v.steady(db, rescuer, slow, truly_dead)
     # The database is unavailable, or frozen, or its clock jumps: an hour has passed.
-    await clock(3600, db)
+    await v.clock(3600, db)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.workers WHERE lease_until < pgworkd.clock()") == 3
-    assert await rescue(db, rescuer) == {}
-    assert await heartbeat(db, rescuer) is not None
+    assert await v.rescue(db, rescuer) == {}
+    assert await v.heartbeat(db, rescuer) is not None
     for seconds in (3600, 3605, 3610):
-        await clock(seconds, db)
-        await heartbeat(db, rescuer)
-        assert await rescue(db, rescuer) == {}
-    assert await heartbeat(db, slow) is not None  # it reconnects late, yet within the lease
-    await steady(db, rescuer, slow, since=3610, until=3629)
-    assert await rescue(db, rescuer) == {}
-    await steady(db, rescuer, slow, since=3629, until=3630)
-    assert await rescue(db, rescuer) == {jobs[2]: "failed"}
-    assert await statuses(db, jobs) == ["running", "running", "failed"]
+        await v.clock(seconds, db)
+        await v.heartbeat(db, rescuer)
+        assert await v.rescue(db, rescuer) == {}
+    assert await v.heartbeat(db, slow) is not None  # it reconnects late, yet within the lease
+    await v.steady(db, rescuer, slow, since=3610, until=3629)
+    assert await v.rescue(db, rescuer) == {}
+    await v.steady(db, rescuer, slow, since=3629, until=3630)
+    assert await v.rescue(db, rescuer) == {jobs[2]: "failed"}
+    assert await v.statuses(db, jobs) == ["running", "running", "failed"]
 
 
 async def test_a_clock_set_back_makes_no_worker_lost_and_no_lease_endless(db: Db) -> None:
-    rescuer, healthy, dead = [await worker(db) for _ in range(3)]
+    rescuer, healthy, dead = [await v.worker(db) for _ in range(3)]
     for _ in range(3):
-        await one(db)
-    jobs = [(await claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, healthy, dead)]
+        await v.one(db)
+    jobs = [(await v.claim_ids(db, worker_id, 1))[0] for worker_id in (rescuer, healthy, dead)]
     back = -3600.0
-    await steady(db, rescuer, healthy, since=back, until=back + 40)
+    await v.steady(db, rescuer, healthy, since=back, until=back + 40)
     # The dead one's lease, by the old clock, is an hour ahead: it is cut to one lease from now.
-    assert await rescue(db, rescuer) == {}
-    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", dead) == at(back + 70)
-    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", healthy) == at(back + 70)
-    await steady(db, rescuer, healthy, since=back + 40, until=back + 71)
-    assert await rescue(db, rescuer) == {jobs[2]: "failed"}
+    assert await v.rescue(db, rescuer) == {}
+    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", dead) == v.at(back + 70)
+    assert await db.fetchval("SELECT lease_until FROM pgworkd.workers WHERE id = $1", healthy) == v.at(back + 70)
+    await v.steady(db, rescuer, healthy, since=back + 40, until=back + 71)
+    assert await v.rescue(db, rescuer) == {jobs[2]: "failed"}
 
 
 async def test_no_worker_is_rescued_before_the_server_has_been_up_for_a_lease(db: Db) -> None:
@@ -107,67 +94,67 @@ async def test_no_worker_is_rescued_before_the_server_has_been_up_for_a_lease(db
 
     await stand(-100)
     await _lost_job(db)
-    rescuer = await worker(db)
+    rescuer = await v.worker(db)
     for seconds in range(-90, 30, 10):
         await stand(seconds)
-        await heartbeat(db, rescuer)
-        assert seconds < 0 or await rescue(db, rescuer) == {}
+        await v.heartbeat(db, rescuer)
+        assert seconds < 0 or await v.rescue(db, rescuer) == {}
     await stand(29.999)
-    assert await rescue(db, rescuer) == {}
+    assert await v.rescue(db, rescuer) == {}
     await stand(30)
-    await heartbeat(db, rescuer)
-    assert len(await rescue(db, rescuer)) == 1
+    await v.heartbeat(db, rescuer)
+    assert len(await v.rescue(db, rescuer)) == 1
 
 
 async def test_a_server_start_time_in_the_future_does_not_prevent_rescue(db: Db) -> None:
     started = await db.fetchval("SELECT pg_postmaster_start_time()")
-    back = (started - timedelta(seconds=600) - at(0)).total_seconds()
-    await clock(back + 700, db)
-    rescuer = await worker(db)
-    await clock(back, db)
+    back = (started - timedelta(seconds=600) - v.at(0)).total_seconds()
+    await v.clock(back + 700, db)
+    rescuer = await v.worker(db)
+    await v.clock(back, db)
     await _lost_job(db)
-    await steady(db, rescuer, since=back, until=back + 39)
-    assert await rescue(db, rescuer) == {}
-    await steady(db, rescuer, since=back + 39, until=back + 41)
-    assert len(await rescue(db, rescuer)) == 1
+    await v.steady(db, rescuer, since=back, until=back + 39)
+    assert await v.rescue(db, rescuer) == {}
+    await v.steady(db, rescuer, since=back + 39, until=back + 41)
+    assert len(await v.rescue(db, rescuer)) == 1
 
 
 @pytest.mark.parametrize("given_back", [False, True])
 async def test_jobs_started_before_a_clock_step_back_are_due_at_once_when_returned(db: Db, *, given_back: bool) -> None:
-    victim, rescuer = await worker(db, 5), await worker(db)
-    job_id = await one(db)
-    await claim(db, victim)
-    await clock(-600, db)
+    victim, rescuer = await v.worker(db, 5), await v.worker(db)
+    job_id = await v.one(db)
+    await v.claim(db, victim)
+    await v.clock(-600, db)
     if given_back:
-        assert await release(db, [job_id]) == {job_id}
+        assert await v.release(db, [job_id]) == {job_id}
     else:
-        await steady(db, rescuer, since=-600, until=-560)
-        await rescue(db, rescuer)  # cuts the lease, which was set by the old clock
-        await steady(db, rescuer, since=-560, until=-500)
-        assert await rescue(db, rescuer) == {job_id: "failed"}
-    assert await claim_ids(db, rescuer) == [job_id]
+        await v.steady(db, rescuer, since=-600, until=-560)
+        await v.rescue(db, rescuer)  # cuts the lease, which was set by the old clock
+        await v.steady(db, rescuer, since=-560, until=-500)
+        assert await v.rescue(db, rescuer) == {job_id: "failed"}
+    assert await v.claim_ids(db, rescuer) == [job_id]
 
 
 async def test_of_two_concurrent_rescues_one_does_the_work_and_neither_waits(db: Db, other: Db) -> None:
     await _lost_job(db)
-    rescuer, second = await worker(db), await worker(db)
-    await insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
-    await steady(db, rescuer, second)
-    await clock(60, other)
+    rescuer, second = await v.worker(db), await v.worker(db)
+    await v.insert(db, 1, status="running", worker_id=4711)  # whose row both would restore
+    await v.steady(db, rescuer, second)
+    await v.clock(60, other)
     await other.execute("SET statement_timeout = '2s'")
     await db.execute("BEGIN")
-    assert len(await rescue(db, rescuer)) == 1
-    assert await rescue(other, second) == {}
+    assert len(await v.rescue(db, rescuer)) == 1
+    assert await v.rescue(other, second) == {}
     await db.execute("COMMIT")
-    assert await rescue(other, second) == {}
+    assert await v.rescue(other, second) == {}
 
 
 async def _fleet(db: Db, *leases_s: float) -> list[int]:
     """A worker for each lease, with a running job."""
-    workers = [await worker(db, lease_s) for lease_s in leases_s]
+    workers = [await v.worker(db, lease_s) for lease_s in leases_s]
     for worker_id in workers:
-        await one(db)
-        await claim(db, worker_id, 1)
+        await v.one(db)
+        await v.claim(db, worker_id, 1)
     return workers
 
 
@@ -188,7 +175,7 @@ async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
     for began_s in (60.0, 60.0 + own_s / 6):
         for lasts_s in (outage * own_s, outage * others_s):
             await db.execute("TRUNCATE pgworkd.jobs, pgworkd.workers, pgworkd.pools")
-            await clock(0, db)
+            await v.clock(0, db)
             rescuer, late, dead = await _fleet(db, own_s, others_s, others_s)
             ends_s = began_s + lasts_s
             renews = {float(began_s - others_s / 3 * n) for n in range(1, 100) if others_s / 3 * n < began_s}
@@ -198,38 +185,38 @@ async def test_after_an_outage_each_worker_is_judged_by_its_own_lease(
             polls = {s + 0.005 for s in beats if s >= began_s - own_s} | {max(renews) - 0.001}
             polls -= {s for s in polls if began_s < s < ends_s}
             for seconds in sorted(s for s in beats | renews | polls if s <= max(renews)):
-                await clock(seconds, db)
+                await v.clock(seconds, db)
                 if seconds in beats:
-                    assert await heartbeat(db, rescuer) is not None
+                    assert await v.heartbeat(db, rescuer) is not None
                 if seconds in renews:
-                    assert await heartbeat(db, late) is not None, (began_s, lasts_s, seconds)
+                    assert await v.heartbeat(db, late) is not None, (began_s, lasts_s, seconds)
                 if seconds in polls:
-                    await rescue(db, rescuer)
+                    await v.rescue(db, rescuer)
             if lasts_s <= others_s * 0.5:
                 continue
             # The dead worker is found nevertheless, and no later than this.
             for seconds in range(int(max(renews)) + 1, int(max(renews) + own_s * 2 + others_s * 2) + 2):
-                await clock(seconds, db)
-                assert await heartbeat(db, rescuer) is not None
-                assert await heartbeat(db, late) is not None
-                await rescue(db, rescuer)
+                await v.clock(seconds, db)
+                assert await v.heartbeat(db, rescuer) is not None
+                assert await v.heartbeat(db, late) is not None
+                await v.rescue(db, rescuer)
             assert await db.fetch("SELECT id FROM pgworkd.workers WHERE id = $1", dead) == []
 
 
 async def test_a_worker_with_a_long_lease_gets_its_whole_lease_to_renew(db: Db) -> None:
     long, rescuer, same = await _fleet(db, 60, 6, 6)
     for seconds in range(0, 20, 2):
-        await clock(seconds, db)
-        await heartbeat(db, rescuer)
+        await v.clock(seconds, db)
+        await v.heartbeat(db, rescuer)
     # The database is unavailable for two minutes; both leases have expired.
     for seconds in range(140, 200, 2):
-        await clock(seconds, db)
-        assert await heartbeat(db, rescuer) is not None
-        await rescue(db, rescuer)
+        await v.clock(seconds, db)
+        assert await v.heartbeat(db, rescuer) is not None
+        await v.rescue(db, rescuer)
         left = {row["id"] for row in await db.fetch("SELECT id FROM pgworkd.workers")}
         assert long in left, f"taken {seconds - 140} s after the outage, with a lease of 60 s"
         assert (same in left) == (seconds < 146)
-    await clock(200, db)
-    assert await heartbeat(db, rescuer) is not None
-    assert len(await rescue(db, rescuer)) == 1
+    await v.clock(200, db)
+    assert await v.heartbeat(db, rescuer) is not None
+    assert len(await v.rescue(db, rescuer)) == 1
     assert await db.fetch("SELECT id FROM pgworkd.workers") == [(rescuer,)]

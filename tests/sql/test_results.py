@@ -11,27 +11,11 @@ import anyio
 import asyncpg
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.batches import add, batch, run, seal
 from tests.kits.daemon import until
 from tests.kits.flow import unblock
-from tests.kits.verbs import (
-    BATCH_CLOSED,
-    Db,
-    at,
-    cancel,
-    clock,
-    complete,
-    end,
-    fail,
-    insert,
-    insert_running,
-    one,
-    release,
-    rescue,
-    retry,
-    steady,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -77,26 +61,26 @@ async def ear(other: Db) -> Ear:
 
 
 async def _dies(db: Db, ids: list[uuid.UUID]) -> Any:
-    return await fail(db, ids, permanent=True)
+    return await v.fail(db, ids, permanent=True)
 
 
 async def _is_lost(db: Db, ids: list[uuid.UUID]) -> None:
     await db.execute("UPDATE pgworkd.jobs SET losses = 2")
-    rescuer = await worker(db)
-    await steady(db, rescuer, until=40)
-    assert await rescue(db, rescuer) == dict.fromkeys(ids, "dead")
+    rescuer = await v.worker(db)
+    await v.steady(db, rescuer, until=40)
+    assert await v.rescue(db, rescuer) == dict.fromkeys(ids, "dead")
 
 
 async def _cancelled(db: Db, ids: list[uuid.UUID]) -> Any:
-    await cancel(db, *ids)
-    return await release(db, ids)
+    await v.cancel(db, *ids)
+    return await v.release(db, ids)
 
 
-@pytest.mark.parametrize("settle", [complete, _dies, end, _is_lost, _cancelled])
+@pytest.mark.parametrize("settle", [v.complete, _dies, v.end, _is_lost, _cancelled])
 async def test_every_outcome_notifies_the_waiters(
     db: Db, ear: Ear, settle: Callable[[Db, list[uuid.UUID]], Awaitable[Any]]
 ) -> None:
-    ids = await insert_running(db, 3)
+    ids = await v.insert_running(db, 3)
     assert await await_results(db, *ids) == {}
     await await_results(db, ids[1], channel="second")
     assert await ear.heard() == []
@@ -106,12 +90,12 @@ async def test_every_outcome_notifies_the_waiters(
 
 
 async def test_a_job_that_finished_earlier_is_returned_at_once(db: Db, ear: Ear) -> None:
-    done, dead, gone, late, runs = await insert_running(db, 5)
-    (waits,) = await insert(db)
-    await complete(db, [done])
+    done, dead, gone, late, runs = await v.insert_running(db, 5)
+    (waits,) = await v.insert(db)
+    await v.complete(db, [done])
     await _dies(db, [dead])
-    await end(db, [gone])
-    await end(db, [late], status="expired")
+    await v.end(db, [gone])
+    await v.end(db, [late], status="expired")
     missing = uuid.uuid4()
     over = {done: "completed", dead: "dead", gone: "cancelled", late: "expired", missing: "gone"}
     assert await await_results(db, *over, waits, runs, runs) == over
@@ -121,50 +105,50 @@ async def test_a_job_that_finished_earlier_is_returned_at_once(db: Db, ear: Ear)
 
 
 async def test_a_dead_job_is_a_result_and_can_be_awaited_again(db: Db, ear: Ear) -> None:
-    (job_id,) = await insert_running(db)
+    (job_id,) = await v.insert_running(db)
     await await_results(db, job_id)
     await _dies(db, [job_id])
     assert await ear.heard() == [(CHANNEL, [job_id])]
-    await retry(db, job_id)
+    await v.retry(db, job_id)
     assert await await_results(db, job_id) == {}
-    (row,) = await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 1)", await worker(db))
-    await complete(db, [job_id], row["attempt"])
+    (row,) = await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 1)", await v.worker(db))
+    await v.complete(db, [job_id], row["attempt"])
     assert await ear.heard() == [(CHANNEL, [job_id])]
 
 
 async def test_a_retried_or_released_job_is_not_notified(db: Db, ear: Ear) -> None:
-    ids = await insert_running(db, 2)
+    ids = await v.insert_running(db, 2)
     await await_results(db, *ids)
-    await fail(db, ids[:1])
-    await release(db, ids[1:])
+    await v.fail(db, ids[:1])
+    await v.release(db, ids[1:])
     assert await ear.heard() == []
 
 
 async def test_a_waiting_job_that_is_cancelled_or_expires_is_notified(db: Db, ear: Ear) -> None:
-    first, second = await one(db), await one(db, expires_at=at(5))
+    first, second = await v.one(db), await v.one(db, expires_at=v.at(5))
     await await_results(db, first, second)
-    await cancel(db, first)
-    await clock(6, db)
+    await v.cancel(db, first)
+    await v.clock(6, db)
     await db.execute("SELECT pgworkd.expire()")
     assert await ear.heard() == [(CHANNEL, [first]), (CHANNEL, [second])]
 
 
 async def test_many_results_are_sent_in_few_notifications_within_the_size_limit(db: Db, ear: Ear) -> None:
-    ids = sorted(await insert_running(db, 400))
+    ids = sorted(await v.insert_running(db, 400))
     await await_results(db, *ids)
-    await complete(db, ids)
+    await v.complete(db, ids)
     heard = await ear.heard()
     assert [len(part) for _, part in heard] == [190, 190, 20]
     assert sorted(job_id for _, part in heard for job_id in part) == ids
 
 
 async def test_a_waiter_that_does_not_renew_is_removed(db: Db, ear: Ear) -> None:
-    (job_id, other_id) = await insert_running(db, 2)
+    (job_id, other_id) = await v.insert_running(db, 2)
     await await_results(db, job_id, other_id, for_s=10)
-    await clock(8, db)
+    await v.clock(8, db)
     await await_results(db, other_id, for_s=10)
-    await clock(11, db)
-    await complete(db, [job_id, other_id])
+    await v.clock(11, db)
+    await v.complete(db, [job_id, other_id])
     assert await ear.heard() == [(CHANNEL, [other_id])]
     await unblock(db)
     assert await db.fetchval("SELECT array_agg(job_id) FROM pgworkd.result_waiters") == [other_id]
@@ -175,29 +159,29 @@ async def test_a_waiter_that_does_not_renew_is_removed(db: Db, ear: Ear) -> None
 
 async def test_an_outcome_committed_without_notification_is_seen_by_the_next_call(db: Db, other: Db, third: Db) -> None:
     """The settle checked before anyone waited, and commits after the first call."""
-    ids = await insert_running(db, 2)
+    ids = await v.insert_running(db, 2)
     await other.execute("BEGIN")
-    await complete(other, ids[:1])
+    await v.complete(other, ids[:1])
     with anyio.fail_after(5):
         assert await await_results(db, *ids) == {}
     await other.execute("COMMIT")
     assert await await_results(db, *ids) == {ids[0]: "completed"}
     ear = await Ear(third).listen(CHANNEL)
-    await complete(other, ids[1:])
+    await v.complete(other, ids[1:])
     assert await ear.heard() == [(CHANNEL, [ids[1]])]
 
 
 async def test_waiting_for_results_blocks_nobody(db: Db, other: Db) -> None:
     """Not even in a long transaction: neither a settle nor a claim, nor another that waits elsewhere."""
-    running = await insert_running(db, 3)
-    (waits,) = await insert(db)
+    running = await v.insert_running(db, 3)
+    (waits,) = await v.insert(db)
     async with other.transaction():
         assert await await_results(other, *running, waits) == {}
         with anyio.fail_after(5):
-            await complete(db, running[:1])
-            await fail(db, running[1:2])
-            await cancel(db, running[2])
-            assert await run(db, await worker(db)) == [waits]
+            await v.complete(db, running[:1])
+            await v.fail(db, running[1:2])
+            await v.cancel(db, running[2])
+            assert await run(db, await v.worker(db)) == [waits]
             assert await await_results(db, *running, channel="second") == {running[0]: "completed"}
 
 
@@ -223,15 +207,15 @@ async def test_arguments_that_await_results_refuses(db: Db, arguments: str, mess
 
 
 async def test_result_of_finds_live_and_finished_jobs(db: Db) -> None:
-    done, dead, runs = await insert_running(db, 3)
-    await complete(db, [done], results=['{"n": 1}'])
-    await fail(db, [dead], permanent=True, message="why")
-    keeps = await one(db, queue="keeps", dedupe_key="d", dedupe_until=at(100))
+    done, dead, runs = await v.insert_running(db, 3)
+    await v.complete(db, [done], results=['{"n": 1}'])
+    await v.fail(db, [dead], permanent=True, message="why")
+    keeps = await v.one(db, queue="keeps", dedupe_key="d", dedupe_until=v.at(100))
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('keeps', 0)")
-    assert await run(db, await worker(db), queue="keeps") == [keeps]
+    assert await run(db, await v.worker(db), queue="keeps") == [keeps]
     rows = await db.fetch("SELECT * FROM pgworkd.result_of($1)", [done, dead, runs, keeps, uuid.uuid4()])
     assert {row["id"]: tuple(row)[1:] for row in rows} == {
-        done: ("completed", '{"n": 1}', None, at(0)),
+        done: ("completed", '{"n": 1}', None, v.at(0)),
         dead: ("dead", None, "why", None),
         runs: ("running", None, None, None),
     }
@@ -261,12 +245,12 @@ async def test_the_results_of_a_tree_are_those_of_its_final_batches(db: Db, limi
     for batch_id in (root, final, leaf):
         await add(db, batch_id, 3)
     (dead,) = await add(db, final)
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 9)", worker_id)
     rows = await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'running' ORDER BY id")
-    await complete(db, [row["id"] for row in rows], results=["7"] * 9)
+    await v.complete(db, [row["id"] for row in rows], results=["7"] * 9)
     await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 1)", worker_id)
-    await fail(db, [dead], permanent=True)
+    await v.fail(db, [dead], permanent=True)
     await seal(db, root, final, leaf)
     three = [(n, 7) for n in range(3)]
     assert await _pages(db, root, limit) == [("final", *pair) for pair in three]
@@ -278,7 +262,7 @@ async def test_the_results_of_a_tree_are_those_of_its_final_batches(db: Db, limi
 
 
 async def test_jobs_of_a_stream_kind_are_not_results(db: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     root = await batch(db, "root")
     child = await batch(db, "child", parent=root, stream=True, stream_kind="maker")
     await add(db, root, 2)
@@ -288,7 +272,7 @@ async def test_jobs_of_a_stream_kind_are_not_results(db: Db) -> None:
         row["id"] for row in await db.fetch("SELECT id FROM pgworkd.claim($1, 'q', 9) ORDER BY id", worker_id)
     ]
     await add(db, child, 1, {"n": 9})
-    await complete(db, [first, second])
+    await v.complete(db, [first, second])
     await run(db, worker_id, result='"made"')
     assert await _pages(db, root, 10) == [("child", 9, "made")]
 
@@ -297,10 +281,10 @@ async def test_results_that_were_not_kept_and_batches_that_do_not_exist(db: Db) 
     await db.execute("INSERT INTO pgworkd.queues (name, keep_s) VALUES ('q', 0)")
     root = await batch(db)
     await add(db, root, 2)
-    await run(db, await worker(db), result="1")
+    await run(db, await v.worker(db), result="1")
     assert await _pages(db, root, 10) == []
     with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:
         await _pages(db, uuid.uuid4(), 10)
-    assert caught.value.sqlstate == BATCH_CLOSED
+    assert caught.value.sqlstate == v.BATCH_CLOSED
     with pytest.raises(asyncpg.InvalidParameterValueError, match="go together"):
         await db.fetch("SELECT * FROM pgworkd.batch_results($1, p_after => $1)", root)

@@ -12,23 +12,9 @@ import asyncpg
 import pytest
 
 from pgworkd.database import schema
+from tests.kits import verbs as v
 from tests.kits.sessions import Later, waits_for_lock
-from tests.kits.verbs import (
-    TABLES,
-    Db,
-    at,
-    claim,
-    claim_ids,
-    clock,
-    complete,
-    fail,
-    heartbeat,
-    insert,
-    one,
-    set_pool,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -106,24 +92,24 @@ VIEWS = {
 async def _contents(db: Db) -> dict[str, list[Any]]:
     return {
         table: await db.fetch(f"SELECT * FROM pgworkd.{table} t ORDER BY t::text")  # noqa: S608 - names are ours
-        for table in [*TABLES, "schema_version"]
+        for table in [*v.TABLES, "schema_version"]
     }
 
 
 async def _some_of_everything(db: Db) -> int:
     """Live data of every kind; the worker that runs some of it."""
-    worker_id = await worker(db)
-    await set_pool(db, worker_id)
+    worker_id = await v.worker(db)
+    await v.set_pool(db, worker_id)
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('q', 3)")
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s) VALUES ('s', 'q', 60)")
-    await db.execute("SELECT pgworkd.add_occurrences('{s}', $1, '{1}')", [at(60)])
-    running, failed, dead, completed = await insert(db, 4, dedupe_key=None)
-    await claim(db, worker_id)
-    await fail(db, [failed])
-    await fail(db, [dead], permanent=True)
-    await complete(db, [completed])
-    await one(db, dedupe_key="k", meta="{}", run_at=at(5))
-    assert await statuses(db, [running]) == ["running"]
+    await db.execute("SELECT pgworkd.add_occurrences('{s}', $1, '{1}')", [v.at(60)])
+    running, failed, dead, completed = await v.insert(db, 4, dedupe_key=None)
+    await v.claim(db, worker_id)
+    await v.fail(db, [failed])
+    await v.fail(db, [dead], permanent=True)
+    await v.complete(db, [completed])
+    await v.one(db, dedupe_key="k", meta="{}", run_at=v.at(5))
+    assert await v.statuses(db, [running]) == ["running"]
     return worker_id
 
 
@@ -160,11 +146,11 @@ async def test_the_script_can_be_rerun_on_live_data_and_changes_nothing(db: Db) 
     for _ in range(2):
         await db.execute(schema.text())
         assert await _contents(db) == before
-    assert await heartbeat(db, worker_id) is not None
-    assert await claim_ids(db, worker_id) == []
-    await clock(60, db)
-    await heartbeat(db, worker_id)
-    assert len(await claim_ids(db, worker_id)) == 3
+    assert await v.heartbeat(db, worker_id) is not None
+    assert await v.claim_ids(db, worker_id) == []
+    await v.clock(60, db)
+    await v.heartbeat(db, worker_id)
+    assert len(await v.claim_ids(db, worker_id)) == 3
     settings = await db.fetch("SELECT current_setting('search_path'), current_setting('client_min_messages')")
     assert [tuple(row) for row in settings] == [('"$user", public', "notice")], "it leaves the session as it was"
 
@@ -182,30 +168,30 @@ async def test_the_script_waits_for_an_open_transaction_and_loses_none_of_its_wo
     worker_id = await _some_of_everything(db)
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
-        job_id = await one(db, "late")
+        job_id = await v.one(db, "late")
         migrating = Later(tasks, other.execute(schema.text()))
         await waits_for_lock(third, other)
         assert await third.fetchval("SELECT count(*) FROM pgworkd.jobs") > 0, "readers go on"
-        assert await claim_ids(db, worker_id, queue="late") == [job_id]
+        assert await v.claim_ids(db, worker_id, queue="late") == [job_id]
         await db.execute("COMMIT")
         await migrating.answer()
-    assert await complete(db, [job_id]) == {job_id}
+    assert await v.complete(db, [job_id]) == {job_id}
 
 
 async def test_sessions_that_used_the_old_functions_continue_with_the_new_ones(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     for _ in range(7):  # prepared, with a generic plan
-        ids = await insert(db, 2)
-        assert await claim_ids(db, worker_id) == ids
-        await complete(db, ids[:1])
-        await fail(db, ids[1:], permanent=True)
-        assert await heartbeat(db, worker_id) is not None
+        ids = await v.insert(db, 2)
+        assert await v.claim_ids(db, worker_id) == ids
+        await v.complete(db, ids[:1])
+        await v.fail(db, ids[1:], permanent=True)
+        assert await v.heartbeat(db, worker_id) is not None
     await other.execute(schema.text())
-    ids = await insert(db, 2)
-    assert await claim_ids(db, worker_id) == ids
-    assert await complete(db, ids[:1]) == {ids[0]}
-    assert await fail(db, ids[1:]) == {ids[1]: "failed"}
-    assert await heartbeat(db, worker_id) is not None
+    ids = await v.insert(db, 2)
+    assert await v.claim_ids(db, worker_id) == ids
+    assert await v.complete(db, ids[:1]) == {ids[0]}
+    assert await v.fail(db, ids[1:]) == {ids[1]: "failed"}
+    assert await v.heartbeat(db, worker_id) is not None
 
 
 async def test_concurrent_installations_do_not_break_each_other(db: Db, other: Db, third: Db) -> None:
@@ -270,7 +256,7 @@ async def test_the_contents_of_the_views(db: Db) -> None:
     assert [tuple(row) for row in rows] == [
         ("completed", 1, 1), ("dead", 1, 0), ("failed", 1, 0), ("pending", 2, 0), ("running", 1, 0),
     ]  # fmt: skip
-    await one(db, run_at=at(-30))
+    await v.one(db, run_at=v.at(-30))
     (stats,) = await db.fetch("SELECT * FROM pgworkd.queue_stats")
     assert dict(stats) == {
         "queue": "q", "due": 1, "scheduled": 2, "running": 1, "failed": 1, "blocked": 0, "dead": 1,

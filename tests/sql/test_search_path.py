@@ -7,27 +7,9 @@ import uuid
 import asyncpg
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.sessions import Notices
-from tests.kits.verbs import (
-    TABLES,
-    Db,
-    at,
-    cancel,
-    claim_ids,
-    clock,
-    complete,
-    end,
-    fail,
-    heartbeat,
-    release,
-    rescue,
-    retry,
-    set_pool,
-    sign_off,
-    statuses,
-    token,
-    worker,
-)
+from tests.kits.verbs import Db
 
 from .conftest import Connect
 
@@ -83,16 +65,16 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
 
     The session's clock is at T0. Returns jobs that are completed, cancelled and failed.
     """
-    worker_id = await worker(db)
-    await set_pool(db, worker_id)
+    worker_id = await v.worker(db)
+    await v.set_pool(db, worker_id)
     completed, failed, released, ended, dead, asked, lost = await _insert(db, 7)
-    assert len(await claim_ids(db, worker_id)) == 7
-    assert await complete(db, [completed]) == {completed}
-    assert await fail(db, [failed, dead], permanent=[False, True]) == {failed: "failed", dead: "dead"}
-    assert await release(db, [released]) == {released}
-    assert await end(db, [ended]) == {ended}
-    assert await cancel(db, asked, released) == {asked: "requested", released: "cancelled"}
-    assert await retry(db, dead) == {dead}
+    assert len(await v.claim_ids(db, worker_id)) == 7
+    assert await v.complete(db, [completed]) == {completed}
+    assert await v.fail(db, [failed, dead], permanent=[False, True]) == {failed: "failed", dead: "dead"}
+    assert await v.release(db, [released]) == {released}
+    assert await v.end(db, [ended]) == {ended}
+    assert await v.cancel(db, asked, released) == {asked: "requested", released: "cancelled"}
+    assert await v.retry(db, dead) == {dead}
     assert await db.fetchval("SELECT pgworkd.discard($1)", [dead]) == 0
     assert await db.fetchval("SELECT pgworkd.edit($1, p_priority => 1)", dead) == '{"priority": 1}'
     assert await db.fetchval("SELECT ids FROM pgworkd.matching('cancel', 'q')") == sorted([asked, dead, failed, lost])
@@ -101,14 +83,14 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
     assert await db.fetchval("SELECT pgworkd.ensure_partitions(1)") == 1, "today has rows elsewhere already"
     assert len(await db.fetch("SELECT * FROM pgworkd.prune(7, 7)")) == 1
     await db.execute("SELECT pgworkd.put_schedule('s', 'q', NULL, NULL, 60, 'UTC', 'skip', '{}')")
-    assert await db.fetchval("SELECT pgworkd.add_occurrences('{s}', $1, '{1}')", [at(0)]) == ["s"]
+    assert await db.fetchval("SELECT pgworkd.add_occurrences('{s}', $1, '{1}')", [v.at(0)]) == ["s"]
     assert len(await db.fetch("SELECT * FROM pgworkd.ensure_schedules()")) == 1
     assert await db.fetchval("SELECT pgworkd.fail_schedule('s', 1, 'why')") is True
     await db.execute("UPDATE pgworkd.schedules SET every_s = 61")
     assert {
         row[0]
         for row in await db.fetch(
-            "SELECT id FROM pgworkd.running_of($1, $2, -1)", worker_id, await token(db, worker_id)
+            "SELECT id FROM pgworkd.running_of($1, $2, -1)", worker_id, await v.token(db, worker_id)
         )
     } == {asked, lost}
     batch = await db.fetchval("SELECT id FROM pgworkd.create_batch('b', 'another')")
@@ -129,13 +111,13 @@ async def every_verb(db: Db) -> tuple[uuid.UUID, uuid.UUID, uuid.UUID]:
     assert await db.fetchval("SELECT pgworkd.report_progress($1, '{0}', '{1}', '{x}')", [first]) == []
     assert await db.fetchval("SELECT pgworkd.mend_dependencies()") == 0
     assert await db.fetchval("SELECT pgworkd.undepend($1)", [second]) == [second]
-    assert (await cancel(db, first, second)) == {first: "cancelled", second: "cancelled"}
-    rescuer = await worker(db)
+    assert (await v.cancel(db, first, second)) == {first: "cancelled", second: "cancelled"}
+    rescuer = await v.worker(db)
     for seconds in (10, 20, 30, 40):
-        await clock(seconds, db)
-        assert await heartbeat(db, rescuer) is not None
-    assert len(await rescue(db, rescuer)) == 2
-    assert await sign_off(db, rescuer) is True
+        await v.clock(seconds, db)
+        assert await v.heartbeat(db, rescuer) is not None
+    assert len(await v.rescue(db, rescuer)) == 2
+    assert await v.sign_off(db, rescuer) is True
     return completed, asked, lost
 
 
@@ -162,10 +144,10 @@ async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -
         await db.fetch("SELECT clock()")
     assert caught.value.sqlstate == "EVIL0", "the path is hostile indeed"
     completed, asked, lost = await every_verb(db)
-    for table in TABLES:
+    for table in v.TABLES:
         assert await db.fetchval(f"SELECT count(*) FROM evil.{table}") == 0  # noqa: S608 - names are ours
     clean = await connect()
-    assert await statuses(clean, [completed, asked, lost]) == ["completed", "cancelled", "failed"]
+    assert await v.statuses(clean, [completed, asked, lost]) == ["completed", "cancelled", "failed"]
 
 
 NAMES_OF_AN_INSERT = """
@@ -185,7 +167,7 @@ CREATE FUNCTION evil.notify_pools(text, timestamptz) RETURNS void LANGUAGE sql A
 
 
 async def test_the_insert_trigger_ignores_the_callers_search_path(db: Db, notices: Notices) -> None:
-    await set_pool(db, await worker(db))
+    await v.set_pool(db, await v.worker(db))
     await db.execute(HOSTILE + NAMES_OF_AN_INSERT)
     await db.execute(HOSTILE_PATH)
     with pytest.raises(asyncpg.PostgresError) as caught:

@@ -9,26 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.kits import verbs as v
 from tests.kits.flow import HOLDERS, line, run_all, settings, take_ids, unblock
 from tests.kits.sessions import Later, waits_for_lock
-from tests.kits.verbs import (
-    Db,
-    Settle,
-    at,
-    cancel,
-    claim,
-    clock,
-    complete,
-    end,
-    fail,
-    insert,
-    one,
-    release,
-    rescue,
-    retry,
-    statuses,
-    worker,
-)
+from tests.kits.verbs import Db, Settle
 
 from .conftest import Connect
 
@@ -41,11 +25,11 @@ TRY_LOCK = "SELECT pg_try_advisory_xact_lock(1886873446, hashtext($1))"
 
 async def _settle(settle: str, db: Db, first: uuid.UUID) -> None:
     if settle == "complete":
-        await complete(db, [first])
+        await v.complete(db, [first])
     elif settle == "fail":
-        await fail(db, [first], permanent=True)
+        await v.fail(db, [first], permanent=True)
     else:
-        await release(db, [first], delay_s=30)
+        await v.release(db, [first], delay_s=30)
 
 
 @pytest.mark.parametrize("settle", ["complete", "fail", "snooze"])
@@ -55,7 +39,7 @@ async def test_a_claim_concurrent_with_a_settle_that_frees_a_key(
     db: Db, other: Db, third: Db, settle: str, next_is: str, end_with: str
 ) -> None:
     """With only a blocked job ahead it need not wait; otherwise it waits to see what the settle did."""
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     first, second = await line(db, "k", "k")
     assert await take_ids(db, worker_id, 1 if next_is == "waiting" else 10) == [first]
     await db.execute("BEGIN")
@@ -77,34 +61,34 @@ async def test_a_claim_concurrent_with_a_settle_that_frees_a_key(
 
 async def snooze(db: Db, ids: list[uuid.UUID]) -> object:
     """Gives jobs back that are due later, which frees their keys."""
-    return await release(db, ids, delay_s=0.0)
+    return await v.release(db, ids, delay_s=0.0)
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-@pytest.mark.parametrize("settle", [complete, fail, snooze, end])
+@pytest.mark.parametrize("settle", [v.complete, v.fail, snooze, v.end])
 async def test_a_settle_waits_for_a_claim_that_blocks_jobs_and_promotes_one_of_them(
     db: Db, other: Db, third: Db, settle: Settle, end_with: str
 ) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     (first,) = await line(db, "k")
     await take_ids(db, worker_id)
-    (second,) = await line(db, "k", run_at=at(-1))
+    (second,) = await line(db, "k", run_at=v.at(-1))
     await db.execute("BEGIN")
     assert await take_ids(db, worker_id) == []
-    if settle is fail:
+    if settle is v.fail:
         await third.execute("UPDATE pgworkd.jobs SET max_attempts = 1 WHERE id = $1", first)
     async with anyio.create_task_group() as tasks:
         settled = Later(tasks, settle(other, [first]))
         await waits_for_lock(third, other)
         await db.execute(end_with)
         assert set(await settled.answer()) == {first}
-    assert await statuses(db, [second]) == ["pending"]
+    assert await v.statuses(db, [second]) == ["pending"]
     assert (await run_all(db, worker_id))[0] == second
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
 async def test_two_claims_never_take_one_key(db: Db, other: Db, third: Db, end_with: str) -> None:
-    one_worker, another = await worker(db), await worker(db)
+    one_worker, another = await v.worker(db), await v.worker(db)
     first, second = await line(db, "k", "k")
     await db.execute("BEGIN")
     assert await take_ids(db, one_worker, 1) == [first]
@@ -113,19 +97,19 @@ async def test_two_claims_never_take_one_key(db: Db, other: Db, third: Db, end_w
         await waits_for_lock(third, other)
         await db.execute(end_with)
         assert await claimed.answer() == ([] if end_with == "COMMIT" else [first])
-    await complete(db, [first])
+    await v.complete(db, [first])
     assert await run_all(db, one_worker) == [second]
 
 
 @pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
 async def test_the_first_waiter_is_being_cancelled_while_its_key_is_freed(db: Db, other: Db, end_with: str) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     first, second, last = await line(db, "k", "k", "k")
     await take_ids(db, worker_id)
     await other.execute("BEGIN")
-    assert await cancel(other, second) == {second: "cancelled"}
+    assert await v.cancel(other, second) == {second: "cancelled"}
     async with anyio.create_task_group() as tasks:
-        settled = Later(tasks, complete(db, [first]))
+        settled = Later(tasks, v.complete(db, [first]))
         await other.execute(end_with)
         assert await settled.answer() == {first}
     await db.execute("SELECT pgworkd.apply_effects()")  # the settle may have found the first waiter locked
@@ -134,12 +118,12 @@ async def test_the_first_waiter_is_being_cancelled_while_its_key_is_freed(db: Db
 
 
 async def test_a_first_waiter_that_was_locked_is_promoted_by_maintenance(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     ids = await line(db, *["k"] * 4)
     await take_ids(db, worker_id)
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
-    await complete(db, ids[:1])
+    await v.complete(db, ids[:1])
     assert await take_ids(db, worker_id) == []
     assert await unblock(db) == 1, "it cannot help yet, but sees that it should"
     assert await take_ids(db, worker_id) == []
@@ -150,12 +134,12 @@ async def test_a_first_waiter_that_was_locked_is_promoted_by_maintenance(db: Db,
 
 
 async def test_a_locked_first_waiter_is_never_overtaken(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     first, second, last = await line(db, "k", "k", "k")
     await take_ids(db, worker_id)
     await other.execute("BEGIN")
     await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", second)
-    await complete(db, [first])
+    await v.complete(db, [first])
     assert await take_ids(db, worker_id) == []
     await other.execute("COMMIT")
     await unblock(db)
@@ -179,15 +163,15 @@ async def test_a_settle_that_frees_keys_of_two_queues_locks_them_in_order(
     """It waits for the first without holding the second; otherwise two of them would deadlock."""
     first, second = await _two_queues(db)
     one_queue, another = (second, first) if turned else (first, second)
-    victim = await worker(db)
+    victim = await v.worker(db)
     (asked,) = await line(db, "k", queue=one_queue)
     (dead,) = await line(db, "k", queue=another, max_attempts=1)
     assert await take_ids(db, victim, queue=one_queue) + await take_ids(db, victim, queue=another) == [asked, dead]
-    await cancel(db, asked)
+    await v.cancel(db, asked)
     calls: dict[str, Any] = {
-        "fail": lambda: fail(other, [asked, dead]),
-        "end": lambda: end(other, [asked, dead], status=["cancelled", "expired"]),
-        "complete": lambda: complete(other, [asked, dead]),
+        "fail": lambda: v.fail(other, [asked, dead]),
+        "end": lambda: v.end(other, [asked, dead], status=["cancelled", "expired"]),
+        "complete": lambda: v.complete(other, [asked, dead]),
     }
     async with anyio.create_task_group() as tasks:
         await db.execute("BEGIN")
@@ -199,40 +183,40 @@ async def test_a_settle_that_frees_keys_of_two_queues_locks_them_in_order(
         await freeing.answer()
     assert is_free, "it holds the lock of the second while it waits for the first"
     gone = ["cancelled", "expired"] if verb == "end" else ["completed"] * 2 if verb == "complete" else None
-    assert await statuses(db, [asked, dead]) == (gone or ["cancelled", "dead"])
+    assert await v.statuses(db, [asked, dead]) == (gone or ["cancelled", "dead"])
 
 
 async def test_unblock_waits_for_no_queue_lock(db: Db, other: Db, third: Db) -> None:
     """Otherwise a slow claim of one queue would delay the maintenance of all."""
-    worker_id = await worker(db)
+    worker_id = await v.worker(db)
     await settings(db, rate_per_key=10, rate_per_key_period_s=1.0)
-    (first,) = await insert(db, 1, limit_key="r")
+    (first,) = await v.insert(db, 1, limit_key="r")
     assert await take_ids(db, worker_id) == [first]
-    await one(db, limit_key="r")
+    await v.one(db, limit_key="r")
     (moved,) = await line(db, "k", queue="r")
     assert await take_ids(db, worker_id, queue="r") == [moved]
     await line(db, "k", queue="r")
     await take_ids(db, worker_id, queue="r")
     await db.execute("UPDATE pgworkd.jobs SET serialize_key = 'other' WHERE id = $1", moved)
-    await clock(10, db, other)
+    await v.clock(10, db, other)
     await third.execute("BEGIN")
     await third.execute(LOCK, "r")
     with anyio.fail_after(3):
         assert await unblock(other) == 1
         assert len(await take_ids(db, worker_id)) == 1
     await third.execute("COMMIT")
-    await clock(20, db)
+    await v.clock(20, db)
     assert await unblock(db) == 0
 
 
 async def test_a_step_of_unblock_waits_for_no_queue_lock_and_defers_the_locked_queue(db: Db, third: Db) -> None:
     """An application may hold the lock of a queue in a long transaction: the keys of all other queues make progress."""
-    ids = [await one(db, queue, serialize_key="k", status="blocked") for queue in QUEUES]
+    ids = [await v.one(db, queue, serialize_key="k", status="blocked") for queue in QUEUES]
     await third.execute("BEGIN")
     await third.execute(LOCK, QUEUES[0])
     await db.execute("SET statement_timeout = '2s'")
     assert await db.fetchval("SELECT promoted FROM pgworkd.unblock_lines('', '', 1000)") == len(QUEUES)
-    assert await statuses(db, ids) == ["pending"] * len(QUEUES)
+    assert await v.statuses(db, ids) == ["pending"] * len(QUEUES)
     left = "SELECT array_agg(queue) FROM pgworkd.pending_effects"
     await db.execute("SELECT pgworkd.apply_effects()")
     assert await db.fetchval(left) == [QUEUES[0]], "a claim that holds the lock may be parking one more"
@@ -242,8 +226,8 @@ async def test_a_step_of_unblock_waits_for_no_queue_lock_and_defers_the_locked_q
 
 
 async def test_a_claim_locks_only_the_jobs_it_takes_or_blocks(db: Db, other: Db, third: Db) -> None:
-    worker_id = await worker(db)
-    ids = [*await line(db, "k", "k"), *await insert(db, 500)]
+    worker_id = await v.worker(db)
+    ids = [*await line(db, "k", "k"), *await v.insert(db, 500)]
     await db.execute("BEGIN")
     assert await take_ids(db, worker_id, 3) == [ids[0], *ids[2:4]]
     free = await third.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'pending' FOR UPDATE SKIP LOCKED")
@@ -283,32 +267,32 @@ class Storm:
             case "insert":
                 for _ in range(5):
                     keys = {"serialize_key": rng.choice("abc"), "limit_key": rng.choice("xy")}
-                    await insert(db, 2, rng.choice(QUEUES[:2]), yields=rng.random() < 0.3, **keys)
+                    await v.insert(db, 2, rng.choice(QUEUES[:2]), yields=rng.random() < 0.3, **keys)
             case "claim":
                 queue = rng.choice(QUEUES[:2])
-                rows = await claim(db, rng.choice(self.worker_ids), rng.choice([1, 5]), queue)
+                rows = await v.claim(db, rng.choice(self.worker_ids), rng.choice([1, 5]), queue)
                 self.held |= {row["id"]: row["attempt"] for row in rows if row["id"] is not None}
                 return
             case "complete":
-                await complete(db, ids, attempts)
+                await v.complete(db, ids, attempts)
             case "fail":
-                await fail(db, ids, attempts, delay_s=0.0, permanent=[rng.random() < 0.3 for _ in ids])
+                await v.fail(db, ids, attempts, delay_s=0.0, permanent=[rng.random() < 0.3 for _ in ids])
             case "release":
-                await release(db, ids, attempts, delay_s=rng.choice([None, 0.0]))
+                await v.release(db, ids, attempts, delay_s=rng.choice([None, 0.0]))
             case "end":
-                await end(db, ids, attempts, status=[rng.choice(["cancelled", "expired"]) for _ in ids])
+                await v.end(db, ids, attempts, status=[rng.choice(["cancelled", "expired"]) for _ in ids])
             case "cancel":
                 rows = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY random() LIMIT 3")
-                await cancel(db, *[row["id"] for row in rows])
+                await v.cancel(db, *[row["id"] for row in rows])
                 return
             case "retry":
-                await retry(
+                await v.retry(
                     db, *[row["id"] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'dead'")]
                 )
                 return
             case _:
                 await db.fetchval("SELECT pgworkd.expire()")
-                await rescue(db, self.worker_ids[0])
+                await v.rescue(db, self.worker_ids[0])
                 return
         for job_id in ids:
             self.held.pop(job_id, None)
@@ -317,7 +301,7 @@ class Storm:
 async def test_no_deadlock_and_no_stuck_job_under_random_concurrent_operations(db: Db, connect: Connect) -> None:
     await db.execute("SET pgworkd.clock = ''")
     await settings(db, QUEUES[0], limit_per_key=2, max_running=4, rate_per_key=1000, rate_per_key_period_s=1.0)
-    storm = Storm(7, [await worker(db, 3600) for _ in range(2)])
+    storm = Storm(7, [await v.worker(db, 3600) for _ in range(2)])
     sessions = [await connect() for _ in range(6)]
     for session in sessions:
         await session.execute("SET deadlock_timeout = '20ms'")
@@ -326,7 +310,7 @@ async def test_no_deadlock_and_no_stuck_job_under_random_concurrent_operations(d
             tasks.start_soon(storm.session, session, 120)
     assert await db.fetch(HOLDERS) == []
     running = await db.fetch("SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running'")
-    await end(db, [row["id"] for row in running], [row["attempts"] for row in running])
+    await v.end(db, [row["id"] for row in running], [row["attempts"] for row in running])
     for queue in QUEUES[:2]:
         await run_all(db, storm.worker_ids[1], queue, 20)
     assert await db.fetch("SELECT status FROM pgworkd.jobs WHERE status <> 'dead'") == []
