@@ -10,7 +10,6 @@ _FAULTS = "tests/http/test_worker_faults.py"
 _JOINED = "tests/http/test_joined.py"
 _CALLER = "tests/http/test_caller.py"
 _DAEMON = "tests/http/test_remote_daemon.py"
-_STORIES = "tests/http/test_remote_stories.py"
 
 BUGS = (
     python(

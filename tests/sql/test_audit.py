@@ -119,15 +119,6 @@ async def test_discard_records_the_jobs_it_removed(db: Db) -> None:
     assert await notes(db) == [("discard", "q", job_id, {"finished_at": None}, {"finished_at": NOW}) for job_id in died]
 
 
-async def test_an_operation_that_is_rolled_back_is_not_recorded(db: Db) -> None:
-    job_id = await v.one(db)
-    await db.execute("BEGIN")
-    await v.cancel(db, job_id)
-    assert len(await notes(db)) == 1
-    await db.execute("ROLLBACK")
-    assert await notes(db) == []
-
-
 async def test_the_engine_records_nothing_of_its_own(db: Db) -> None:
     ids = await v.insert(db, 5)
     worker_id = await v.worker(db)
@@ -211,15 +202,6 @@ async def test_prune_deletes_old_audit_rows_in_batches(db: Db) -> None:
     for keep_days, left in ((9, 3), (9, 3), (1, 2), (1, 1), (1, 1)):
         await db.execute("SELECT * FROM pgworkd.prune($1, 30, 1)", keep_days)
         assert len(await notes(db)) == left
-
-
-async def test_a_worker_is_still_notified_of_a_cancellation(db: Db) -> None:
-    worker_id, job_id = await v.worker(db), await v.one(db)
-    assert await v.claim_ids(db, worker_id) == [job_id]
-    await v.cancel(db, job_id)
-    answer = await v.heartbeat(db, worker_id)
-    assert answer is not None
-    assert answer["cancel_ids"] == [job_id]
 
 
 async def test_a_thousand_jobs_are_recorded_in_one_statement(db: Db) -> None:

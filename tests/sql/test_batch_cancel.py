@@ -43,14 +43,6 @@ async def test_cancel_batch_cancels_waiting_jobs_requests_it_of_running_and_recu
     await counted(db)
 
 
-async def test_a_cancelled_root_reports_it_in_its_callback(db: Db) -> None:
-    root, _ = await sealed(db, 3, on_complete={"queue": "done"})
-    assert await cancel_batch(db, root) == (3, 0, False)
-    assert (await calls(db))[0]["batch"]["state"] == "cancelled"
-    assert await cancel_batch(db, root) == (0, 0, False)
-    assert len(await calls(db)) == 1
-
-
 async def test_cancel_batch_is_recorded_once(db: Db) -> None:
     batch_id, _ = await sealed(db, 1)
     await v.claim(db, await v.worker(db))
@@ -145,14 +137,6 @@ async def test_a_settle_cancels_a_thousand_jobs_at_once_and_none_with_a_key(db: 
     await unblock(db)
     assert await state(db, batch_id) == ["cancelled"]
     await counted(db)
-
-
-async def test_a_cancelled_batch_finishes_even_if_some_of_its_jobs_are_claimed(db: Db) -> None:
-    batch_id, ids = await sealed(db, 2)
-    await cancel_batch(db, batch_id, 1)
-    assert len(await run(db, await v.worker(db))) == 1
-    assert await state(db, batch_id) == ["cancelled"]
-    assert sorted(str(s) for s in await v.statuses(db, ids)) == ["cancelled", "completed"]
 
 
 async def test_cancelling_every_job_does_not_cancel_the_batch(db: Db) -> None:

@@ -10,7 +10,7 @@ import anyio
 import asyncpg
 import pytest
 
-from tests.kits.batches import add, batch, calls, cancel_batch, counted, seal, sealed, state
+from tests.kits.batches import add, batch, calls, cancel_batch, counted, sealed, state
 from tests.kits.sessions import Later, is_locked, waits_for_lock
 from tests.kits.verbs import BATCH_CLOSED, Db, Settle, cancel, claim, complete, end, fail, one, retry, worker
 
@@ -42,28 +42,6 @@ async def test_the_last_two_jobs_finish_at_the_same_instant(
         await complete(db, [first])
     assert len(await calls(db)) == 1
     assert (await state(db, root))[0].startswith("completed")
-    await counted(db)
-
-
-@pytest.mark.parametrize("end_with", ["COMMIT", "ROLLBACK"])
-async def test_two_siblings_finish_at_the_same_instant(db: Db, other: Db, third: Db, end_with: str) -> None:
-    root = await batch(db, **CALLBACK)
-    children = [await batch(db, name, parent=root) for name in "ab"]
-    first, second = [(await add(db, child))[0] for child in children]
-    await seal(db, root, *children)
-    await claim(db, await worker(db))
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        await complete(db, [first])
-        waiting = Later(tasks, complete(other, [second]))
-        await waits_for_lock(third, other)
-        await db.execute(end_with)
-        await waiting.answer()
-    if end_with == "ROLLBACK":
-        assert await calls(db) == []
-        await complete(db, [first])
-    assert await state(db, root, *children) == ["completed"] * 3
-    assert len(await calls(db)) == 1
     await counted(db)
 
 

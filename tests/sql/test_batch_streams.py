@@ -11,7 +11,7 @@ import pytest
 
 from tests.kits.batches import add, batch, calls, cancel_batch, counted, counts, progress, run, seal, state
 from tests.kits.sessions import Notices
-from tests.kits.verbs import BATCH_CLOSED, Db, cancel, claim, complete, end, fail, live, one, set_pool, worker
+from tests.kits.verbs import BATCH_CLOSED, Db, cancel, claim, complete, end, fail, live, set_pool, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -56,16 +56,6 @@ async def test_only_completed_jobs_are_streamed(db: Db) -> None:
     assert [json.loads(job["payload"])["input"] for job in await _jobs(db)] == [{"n": ids.index(waits)}]
 
 
-async def test_a_late_settle_streams_nothing(db: Db) -> None:
-    root, child = await _pair(db)
-    ids = await add(db, root)
-    await claim(db, await worker(db))
-    await complete(db, ids)
-    assert await complete(db, ids) == set()
-    assert await complete(db, ids, 2) == set()
-    assert await counts(db, child) == (1, 0, 0, 0)
-
-
 async def test_a_finished_parent_seals_the_child_it_streams_into(db: Db) -> None:
     worker_id = await worker(db)
     root, child = await _pair(db)
@@ -82,23 +72,6 @@ async def test_a_finished_parent_seals_the_child_it_streams_into(db: Db) -> None
     assert await calls(db) == []
     await seal(db, by_hand)
     assert len(await calls(db)) == 1
-    await counted(db)
-
-
-async def test_several_children_and_levels_of_streams(db: Db) -> None:
-    worker_id = await worker(db)
-    root, child = await _pair(db)
-    other = await batch(db, "letters", "s", parent=root, stream=True)
-    grand = await batch(db, "archive", "t", parent=child, stream=True)
-    await add(db, root, 3)
-    await seal(db, root)
-    for queue, expected in (("q", 3), ("r", 3), ("s", 3), ("t", 3)):
-        assert len(await run(db, worker_id, 10, queue, '{"from": 1}')) == expected
-    assert await state(db, root, child, other, grand) == ["completed"] * 4
-    row = await db.fetchrow("SELECT payload FROM pgworkd.finished_jobs WHERE queue = 't' LIMIT 1")
-    assert row is not None
-    assert json.loads(row["payload"])["input"] == {"input": {"n": 0}, "result": {"from": 1}}
-    assert (await calls(db))[0]["batch"]["completed"] == 12
     await counted(db)
 
 
@@ -181,19 +154,6 @@ async def test_nothing_is_streamed_into_a_cancelled_child(db: Db) -> None:
     await run(db, worker_id)
     assert await counts(db, child) == (1, 0, 0, 1)
     assert (await calls(db))[0]["batch"]["state"] == "completed with failures"
-
-
-async def test_other_jobs_may_be_added_to_a_streaming_child(db: Db) -> None:
-    worker_id = await worker(db)
-    root, child = await _pair(db)
-    await add(db, child)
-    await one(db, "r", batch_id=child)
-    await add(db, root)
-    await seal(db, root)
-    await run(db, worker_id)
-    assert await counts(db, child) == (3, 0, 0, 0)
-    await run(db, worker_id, queue="r")
-    assert await state(db, child) == ["completed"]
 
 
 async def test_a_streaming_child_cannot_be_sealed_by_hand(db: Db) -> None:

@@ -267,13 +267,6 @@ async def test_jobs_of_a_batch_deleted_by_hand_can_still_be_settled(db: Db) -> N
     assert await v.statuses(db, ids) == ["completed", "dead", "cancelled", "cancelled"]
 
 
-async def test_a_settle_of_many_trees_finishes_them_all(db: Db) -> None:
-    trees = [await sealed(db, 1, f"tree {number}", on_complete={"queue": "done"}) for number in range(20)]
-    await run(db, await v.worker(db), 100)
-    assert await state(db, *[batch_id for batch_id, _ in trees]) == ["completed"] * 20
-    assert len(await calls(db)) == 20
-
-
 async def test_cancel_batch_of_an_unknown_batch(db: Db) -> None:
     for call in ("cancel_batch", "delete_batch", "seal_batch"):
         with pytest.raises(asyncpg.PostgresError, match="does not exist") as caught:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.kits import verbs as v
-from tests.kits.batches import add, batch, calls, counted, counts, progress, run, seal, sealed, state
+from tests.kits.batches import add, batch, calls, counted, counts, progress, run, seal, state
 from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -72,31 +72,6 @@ async def test_a_tree_and_its_jobs_are_created_in_one_transaction(db: Db) -> Non
     assert len(await calls(db)) == 1
 
 
-async def test_a_plain_insert_is_counted_and_a_row_skipped_by_on_conflict_is_not(db: Db) -> None:
-    batch_id = await batch(db)
-    await v.insert(db, 3, batch_id=batch_id)
-    await v.one(db, batch_id=batch_id, dedupe_key="k")
-    sql = "INSERT INTO pgworkd.jobs (queue, batch_id, dedupe_key) VALUES ('q', $1, 'k') ON CONFLICT DO NOTHING"
-    assert await db.execute(sql, batch_id) == "INSERT 0 0"
-    assert await counts(db, batch_id) == (4, 0, 0, 0)
-    await seal(db, batch_id)
-    await run(db, await v.worker(db))
-    assert await state(db, batch_id) == ["completed"]
-    await counted(db)
-
-
-async def test_jobs_that_are_rolled_back_are_not_counted(db: Db) -> None:
-    batch_id = await batch(db)
-    transaction = db.transaction()
-    await transaction.start()
-    await add(db, batch_id, 5)
-    await v.one(db, batch_id=batch_id)
-    await seal(db, batch_id)
-    await transaction.rollback()
-    assert await counts(db, batch_id) == (0, 0, 0, 0)
-    assert await state(db, batch_id) == ["open"]
-
-
 async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) -> None:
     batch_id = await batch(db, queue="q", kind="k")
     (job_id,) = await add(
@@ -107,9 +82,6 @@ async def test_columns_that_are_not_given_default_to_those_of_the_batch(db: Db) 
         *("other", "r", 7, v.at(9), 2, 3.0)
     ]
     assert await add(db, batch_id, 0) == []
-
-
-# Every outcome
 
 
 async def test_every_outcome_is_counted(db: Db) -> None:
@@ -137,15 +109,6 @@ async def test_every_outcome_is_counted(db: Db) -> None:
     await counted(db)
 
 
-async def test_a_failure_with_a_cancellation_requested_is_counted_as_cancelled(db: Db) -> None:
-    batch_id, ids = await sealed(db, 2)
-    await v.claim(db, await v.worker(db))
-    await v.cancel(db, *ids)
-    assert await v.fail(db, ids, permanent=[True, False]) == {ids[0]: "dead", ids[1]: "cancelled"}
-    assert await counts(db, batch_id) == (2, 0, 1, 1)
-    assert await state(db, batch_id) == ["completed with failures"]
-
-
 async def test_rescued_jobs_that_are_dead_or_cancelled_are_counted(db: Db) -> None:
     victim, rescuer = await v.worker(db), await v.worker(db)
     batch_id = await batch(db)
@@ -162,6 +125,9 @@ async def test_rescued_jobs_that_are_dead_or_cancelled_are_counted(db: Db) -> No
     await counted(db)
 
 
+# Every outcome
+
+
 async def test_a_dead_job_that_is_later_discarded_or_pruned_is_counted_once(db: Db) -> None:
     batch_id = await batch(db)
     ids = await add(db, batch_id, 3)
@@ -175,21 +141,3 @@ async def test_a_dead_job_that_is_later_discarded_or_pruned_is_counted_once(db: 
     await v.clock(86400 * 40, db)
     await db.execute("SELECT pgworkd.prune(100, 30)")
     assert await counts(db, batch_id) == (3, 0, 3, 0)
-
-
-async def test_retry_of_a_dead_job_makes_it_live_again_in_an_unfinished_batch(db: Db) -> None:
-    worker_id = await v.worker(db)
-    batch_id, (first, second) = await sealed(db, 2)
-    outside = await v.one(db)
-    await v.claim(db, worker_id)
-    await v.fail(db, [first, outside], permanent=True)
-    assert await v.retry(db, first, outside) == {first, outside}
-    assert await counts(db, batch_id) == (2, 0, 0, 0)
-    await v.complete(db, [second])
-    assert await state(db, batch_id) == ["sealed"]
-    rows = await v.claim(db, worker_id)
-    await v.fail(db, [row["id"] for row in rows], [row["attempt"] for row in rows], permanent=True)
-    assert await state(db, batch_id) == ["completed with failures"]
-    assert await v.retry(db, first, outside) == {first, outside}
-    assert await state(db, batch_id) == ["sealed"]
-    await counted(db)

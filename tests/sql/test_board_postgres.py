@@ -184,12 +184,6 @@ async def test_no_panel_reads_jobs_or_the_history_whole(loaded: Db, roles: Roles
             assert not await _planned(reader, sql), title
 
 
-async def test_the_check_sees_a_scan(loaded: Db) -> None:
-    count = "SELECT count(*) FROM pgworkd.jobs"
-    assert await _planned(loaded, count) == {"jobs"}
-    assert await _scanned(loaded, "SELECT * FROM pgworkd.queue_stats") == {"jobs"}
-
-
 async def _scanned(db: asyncpg.Connection[Any], sql: str) -> set[str]:
     """The large tables that a statement has read whole."""
     transaction = db.transaction()

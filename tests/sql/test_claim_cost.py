@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kits.sessions import NO_STATISTICS, blocks, rows_read
-from tests.kits.verbs import Db, at, claim, claim_ids, clock, insert, one, worker
+from tests.kits.verbs import Db, at, claim, claim_ids, insert, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -58,20 +58,3 @@ async def test_many_suspects_do_not_slow_the_claims_of_workers_that_cannot_take_
     await insert(db, 10_000, losses=2, priority=5)
     for session in (db, other):
         assert await blocks(session, CLAIM, worker_id, "q", 10) <= before + 20
-
-
-async def test_more_than_two_hundred_priorities_are_claimed_in_order(db: Db) -> None:
-    worker_id = await worker(db)
-    expected = []
-    for priority in range(230, 0, -1):
-        # Every second priority has nothing due: the scan must continue beyond them.
-        if priority % 2:
-            expected += await insert(db, 2, priority=priority)
-        await one(db, priority=priority, run_at=at(10))
-    assert await claim_ids(db, worker_id, 3) == expected[:3]
-    assert await claim_ids(db, worker_id, 225) == expected[3:228]
-    assert await claim_ids(db, worker_id, 10) == expected[228:]
-    assert await claim_ids(db, worker_id, 10) == []
-    await clock(10, db)
-    rows = await claim(db, worker_id, 1000)
-    assert [row["priority"] for row in rows] == list(range(230, 0, -1))

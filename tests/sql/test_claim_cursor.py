@@ -137,14 +137,6 @@ async def test_the_first_and_the_last_priority_may_be_known(db: Db, edge: int) -
     assert await claim_ids(db, worker_id) == [old]
 
 
-async def test_adjacent_known_priorities_cost_one_probe_each_and_lose_nothing(db: Db) -> None:
-    places: dict[int, tuple[datetime, uuid.UUID]] = {p: (at(-5), NIL) for p in range(10, -11, -1)}
-    ids = [await one(db, priority=p, run_at=at(-4)) for p in places]
-    above, below = await one(db, priority=11), await one(db, priority=-11)
-    worker_id = await worker(db)
-    assert await claim_behind(db, worker_id, places) == [above, *ids, below]
-
-
 async def test_an_unknown_priority_without_due_jobs_does_not_hide_lower_ones(db: Db) -> None:
     await one(db, priority=5, run_at=at(60))
     await one(db, priority=2, run_at=at(60))
@@ -177,11 +169,6 @@ async def test_suspects_are_claimed_regardless_of_the_cursor(db: Db) -> None:
     assert await claim_behind(db, worker_id, places) == [old, new]
     await one(db, run_at=at(-60), losses=2)
     assert await claim_behind(db, worker_id, places) == [], "one suspect at a time, with places or without"
-
-
-async def test_without_cursors_a_claim_starts_at_the_head_of_every_priority(db: Db) -> None:
-    ids = [await one(db, priority=priority, run_at=at(-3600)) for priority in (1, 0, -1)]
-    assert await claim_behind(db, await worker(db), {}) == ids
 
 
 # Purpose
@@ -245,28 +232,3 @@ async def test_120_priorities_cost_the_same_while_vacuum_is_held_back(db: Db, co
 
 
 # max_attempts
-
-
-async def test_without_max_attempts_by_kind_the_default_is_returned_but_not_stored(db: Db) -> None:
-    plain, declared = await one(db), await one(db, max_attempts=7)
-    rows = await claim(db, await worker(db))
-    assert [row["max_attempts"] for row in rows] == [3, 7]
-    assert (await live(db, plain))["max_attempts"] is None
-    assert (await live(db, declared))["max_attempts"] == 7
-
-
-async def test_with_max_attempts_by_kind_claimed_jobs_of_these_kinds_are_stamped(db: Db) -> None:
-    special, plain, declared = await one(db, kind="k"), await one(db, kind="l"), await one(db, kind="k", max_attempts=7)
-    waiting = await one(db, kind="k", run_at=at(60))
-    rows = await claim(db, await worker(db), kinds=["k"], budgets=[5])
-    assert [row["max_attempts"] for row in rows] == [5, 3, 7]
-    assert [(await live(db, job))["max_attempts"] for job in (special, plain, declared, waiting)] == [5, None, 7, None]
-
-
-async def test_a_job_without_a_stored_max_attempts_is_dead_after_three_failures(db: Db) -> None:
-    worker_id = await worker(db)
-    job_id = await one(db)
-    for attempt, status in enumerate(("failed", "failed", "dead"), 1):
-        assert await claim_ids(db, worker_id) == [job_id]
-        assert await fail(db, [job_id], attempt, delay_s=0) == {job_id: status}
-    assert (await live(db, job_id))["max_attempts"] is None

@@ -212,30 +212,6 @@ async def dead(db: Db, until: datetime | None = None) -> uuid.UUID:
     return job_id
 
 
-@pytest.mark.parametrize("holder_is_over", [False, True])
-async def test_retry_of_a_job_whose_key_is_taken_is_refused_and_changes_nothing(db: Db, holder_is_over: bool) -> None:
-    job_id = await dead(db)
-    holder = await kept(db) if holder_is_over else await keyed(db)
-    before = [await v.live(db, job_id), await v.live(db, holder)]
-    with pytest.raises(asyncpg.UniqueViolationError) as caught:
-        await v.retry(db, job_id)
-    assert caught.value.constraint_name == "jobs_dedupe"
-    assert [await v.live(db, job_id), await v.live(db, holder)] == before
-    if holder_is_over:
-        await v.clock(3600, db)
-        assert await v.retry(db, job_id) == {job_id}
-        assert await v.statuses(db, [job_id, holder]) == ["pending", "completed"]
-
-
-async def test_a_retried_job_keeps_its_key_like_any_other(db: Db) -> None:
-    job_id = await dead(db, UNTIL)
-    assert await v.retry(db, job_id) == {job_id}
-    assert not await is_free(db)
-    assert await v.claim_ids(db, await v.worker(db)) == [job_id]
-    await v.complete(db, [job_id], 2)
-    assert not await is_free(db)
-
-
 # Several sessions
 
 

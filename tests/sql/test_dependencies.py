@@ -41,22 +41,6 @@ async def test_one_settle_of_all_dependencies_releases_the_job_due_from_then_on(
     await exact(db)
 
 
-async def test_a_chain_and_a_diamond_run_in_order(db: Db) -> None:
-    worker_id = await v.worker(db)
-    first = await v.one(db)
-    left, right = await after(db, first), await after(db, first)
-    last = await after(db, left, right)
-    tail = await after(db, last)
-    await run_one(db, worker_id, first)
-    assert await v.claim_ids(db, worker_id) == sorted([left, right])
-    await v.complete(db, [right])
-    assert await v.claim_ids(db, worker_id) == []
-    await v.complete(db, [left])
-    await run_one(db, worker_id, last)
-    await run_one(db, worker_id, tail)
-    await exact(db)
-
-
 async def test_a_dependency_that_completed_earlier_counts_as_satisfied(db: Db) -> None:
     (done,) = await v.insert_running(db)
     other = await v.one(db)
@@ -71,15 +55,6 @@ async def test_a_dependency_that_completed_earlier_counts_as_satisfied(db: Db) -
     await exact(db)
 
 
-@pytest.mark.parametrize("settle", [v.release, v.fail])
-async def test_a_dependency_that_is_retried_or_released_has_not_completed(db: Db, settle: object) -> None:
-    (job_id,) = await v.insert_running(db)
-    last = await after(db, job_id)
-    await settle(db, [job_id])  # type: ignore[operator]
-    assert (await blocked(db, last))[:2] == (1, "waits for 1 job")
-    await exact(db)
-
-
 async def test_idle_pools_are_notified_when_a_dependent_is_released(db: Db, notices: Notices) -> None:
     (job_id,) = await v.insert_running(db, queue="first")
     last = await after(db, job_id)
@@ -88,28 +63,6 @@ async def test_idle_pools_are_notified_when_a_dependent_is_released(db: Db, noti
     await v.complete(db, [job_id])
     assert await notices.queues() == ["q"]
     assert await v.statuses(db, [last]) == ["pending"]
-
-
-async def test_a_settle_in_a_transaction_that_rolls_back_releases_nothing(db: Db) -> None:
-    (job_id,) = await v.insert_running(db)
-    last = await after(db, job_id)
-    await db.execute("BEGIN")
-    await v.complete(db, [job_id])
-    await db.execute("ROLLBACK")
-    await exact(db)
-    assert (await blocked(db, last))[0] == 1
-    await v.complete(db, [job_id])
-    assert await v.statuses(db, [last]) == ["pending"]
-
-
-async def test_a_transaction_that_rolls_back_leaves_no_dependency(db: Db) -> None:
-    first = await v.one(db)
-    await db.execute("BEGIN")
-    last = await after(db, first)
-    await db.execute("ROLLBACK")
-    await exact(db)
-    assert await v.statuses(db, [first, last]) == ["pending", None]
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.job_dependencies") == 0
 
 
 async def test_a_savepoint_rollback_removes_the_dependencies_made_in_it(db: Db) -> None:
@@ -169,18 +122,6 @@ async def test_filters_find_jobs_blocked_by_dependencies(db: Db) -> None:
 
 
 # Other ways to end
-
-
-async def test_cancelling_or_expiring_a_dependent_leaves_no_dependency_behind(db: Db) -> None:
-    (first,) = await v.insert_running(db)
-    gone, late = await after(db, first), await after(db, first, expires_at=v.at(1))
-    assert await v.cancel(db, gone) == {gone: "cancelled"}
-    await v.clock(2, db)
-    await db.execute("SELECT pgworkd.expire()")
-    assert await v.statuses(db, [gone, late]) == ["cancelled", "expired"]
-    await exact(db)
-    await v.complete(db, [first])
-    await exact(db)
 
 
 async def test_undepend_releases_the_job_and_records_the_actor(db: Db) -> None:

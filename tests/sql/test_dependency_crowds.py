@@ -8,8 +8,6 @@ from tests.kits.batches import (
     MANY,
     PAGE,
     WAITERS,
-    batch,
-    counted,
     counts_of,
     crowd,
     effects,
@@ -17,11 +15,9 @@ from tests.kits.batches import (
     mend,
     page,
     pages,
-    seal,
-    state,
 )
 from tests.kits.sessions import Notices, refuse, refused_rows
-from tests.kits.verbs import Db, claim_ids, complete, fail, insert_running, worker
+from tests.kits.verbs import Db, complete, fail, insert_running
 
 pytestmark = [
     pytest.mark.usefixtures("t0"),
@@ -47,20 +43,6 @@ async def test_locked_dependents_are_retried_later_and_do_not_delay_others(db: D
         await pages(db)
     assert await counts_of(db) == {"pending": MANY}
     await exact(db)
-
-
-async def test_two_groups_of_locked_dependents_are_retried_with_pauses(db: Db, other: Db) -> None:
-    firsts = await insert_running(db, 2)
-    for first in firsts:
-        await crowd(db, first, count=1_500)
-        await complete(db, [first])
-    async with other.transaction():
-        await other.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
-        answers = [await page(db, 100) or 0 for _ in range(40)]
-    assert max(answers) > 0, "at the end of each round"
-    for _ in range(3):
-        await pages(db)
-    assert await counts_of(db) == {"pending": 3_000}
 
 
 async def test_one_dependent_that_refuses_does_not_delay_the_others(db: Db) -> None:
@@ -123,22 +105,6 @@ async def test_maintenance_skips_locked_and_refusing_dependents_step_by_step(db:
     assert sum([await db.fetchval("SELECT pgworkd.mend_dependencies(50)") for _ in range(3)]) == 99
     assert await counts_of(db) == {"cancelled": 299, "blocked": 1}
     assert await refused_rows(db) == {"mend_dependencies": {str(ids[0])}}
-
-
-async def test_a_batch_whose_jobs_are_many_dependents_of_one_job_is_counted_exactly(db: Db) -> None:
-    root = await batch(db)
-    (first,) = await insert_running(db)
-    ids = await crowd(db, first, count=2_000)
-    await db.execute("UPDATE pgworkd.jobs SET batch_id = $1 WHERE id = ANY ($2)", root, ids)
-    await db.execute("UPDATE pgworkd.batches SET added = 2000 WHERE id = $1", root)
-    await seal(db, root)
-    await complete(db, [first])
-    await pages(db)
-    claimed = await claim_ids(db, await worker(db), 2_000, "then")
-    assert sorted(claimed) == ids
-    await complete(db, claimed)
-    assert await state(db, root) == ["completed"]
-    await counted(db)
 
 
 async def test_daemons_are_notified_once_of_many_dependents(db: Db, notices: Notices) -> None:

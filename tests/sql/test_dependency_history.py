@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-import asyncpg
 import pytest
 
 from tests.kits.batches import depend
@@ -102,9 +101,3 @@ async def test_became_all_agrees_with_became_of_each_job(db: Db) -> None:
         all_ = await db.fetch("SELECT id, status FROM pgworkd.became_all($1) ORDER BY 1", some)
         each = await db.fetch("SELECT i AS id, pgworkd.became(i) AS status FROM unnest($1::uuid[]) i ORDER BY 1", some)
         assert all_ == each
-
-
-async def test_a_dependency_that_does_not_exist_is_still_refused(db: Db) -> None:
-    with pytest.raises(asyncpg.PostgresError, match="does not exist"):
-        async with db.transaction():
-            await depend(db, await one(db), uuid.uuid4())

@@ -81,26 +81,6 @@ async def test_each_rule_applies_to_every_outcome_but_completed(
     await exact(db)
 
 
-async def test_a_retry_that_completes_releases_the_dependents(db: Db) -> None:
-    worker_id = await v.worker(db)
-    (first,) = await v.insert_running(db)
-    last = await after(db, await after(db, first))
-    await v.fail(db, [first], permanent=True)
-    late = await after(db, first)
-    assert (await blocked(db, late))[2] == first, "a dead one is accepted"
-    assert await v.claim_ids(db, worker_id) == []
-    await v.retry(db, first)
-    assert (await blocked(db, late))[2] is None
-    (row,) = await v.claim(db, worker_id)
-    await v.complete(db, [first], row["attempt"])
-    ids = await v.claim_ids(db, worker_id)
-    assert late in ids
-    assert len(ids) == 2
-    await v.complete(db, ids)
-    await run_one(db, worker_id, last)
-    await exact(db)
-
-
 async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db: Db) -> None:
     (first,) = await v.insert_running(db)
     chain = [first]
@@ -117,23 +97,6 @@ async def test_a_cancelled_dependent_applies_the_rules_of_its_own_dependents(db:
     await exact(db)
 
 
-async def test_cancelling_a_waiting_job_counts_too(db: Db) -> None:
-    first = await v.one(db)
-    goes, runs = await after(db, first, on_failed="cancel"), await after(db, first, on_failed="run")
-    await v.cancel(db, first)
-    assert await v.statuses(db, [goes, runs]) == ["blocked", "pending"]
-    assert await mend(db) == 1
-    assert await v.statuses(db, [goes, runs]) == ["cancelled", "pending"]
-    late = await v.one(db, expires_at=v.at(1))
-    goes, runs = await after(db, late, on_failed="cancel"), await after(db, late, on_failed="run")
-    await v.clock(2, db)
-    await db.execute("SELECT pgworkd.expire()")
-    assert await v.statuses(db, [goes, runs]) == ["blocked", "pending"]
-    assert await mend(db) == 1
-    assert await v.statuses(db, [goes, runs]) == ["cancelled", "pending"]
-    await exact(db)
-
-
 @pytest.mark.parametrize("how", ["discard", "prune", "cancel"])
 async def test_a_dead_dependency_that_is_discarded_or_pruned(db: Db, how: str) -> None:
     (first,) = await v.insert_running(db)
@@ -147,14 +110,6 @@ async def test_a_dead_dependency_that_is_discarded_or_pruned(db: Db, how: str) -
         await db.execute(f"SELECT pgworkd.{how}($1)", [first])
     assert (await blocked(db, waits))[2] == first
     await v.cancel(db, waits)
-    await exact(db)
-
-
-async def test_a_dependency_that_is_already_dead_under_each_rule(db: Db) -> None:
-    (first,) = await v.insert_running(db)
-    await v.fail(db, [first], permanent=True)
-    ids = [await after(db, first, on_failed=rule) for rule in ("wait", "run")]
-    assert await v.statuses(db, ids) == ["blocked", "pending"]
     await exact(db)
 
 
@@ -207,27 +162,6 @@ async def test_a_cancelled_dependent_is_counted_in_its_own_batch(db: Db, *, nest
     await counted(db)
 
 
-async def test_a_workflow_across_batches_completes(db: Db) -> None:
-    """The last job of one tree is the first dependency of another; streaming does not interfere."""
-    worker_id = await v.worker(db)
-    roots = [await batch(db, name, on_complete={"queue": "done"}) for name in "ab"]
-    first = await add(db, roots[0], 3)
-    async with db.transaction():
-        second = await add(db, roots[1], 2)
-        for job_id in second:
-            await depend(db, job_id, *first)
-    await seal(db, *roots)
-    assert await v.claim_ids(db, worker_id) == first
-    await v.complete(db, first)
-    assert await state(db, *roots) == ["completed", "sealed"]
-    assert await v.claim_ids(db, worker_id) == second
-    await v.complete(db, second)
-    assert await state(db, *roots) == ["completed", "completed"]
-    assert len(await calls(db)) == 2
-    await exact(db)
-    await counted(db)
-
-
 async def test_cancelling_a_batch_releases_dependents_elsewhere(db: Db) -> None:
     root = await batch(db)
     first = await add(db, root, 3)
@@ -237,14 +171,3 @@ async def test_cancelling_a_batch_releases_dependents_elsewhere(db: Db) -> None:
     assert await v.statuses(db, [runs, goes]) == ["pending", "cancelled"]
     await exact(db)
     await counted(db)
-
-
-async def test_many_rules_applied_in_one_settle(db: Db) -> None:
-    ids = await v.insert_running(db, 40)
-    waits = [await after(db, *ids[n : n + 4], on_failed=("wait", "run")[n % 2]) for n in range(36)]
-    await v.fail(db, ids[:20], permanent=True)
-    await v.complete(db, ids[20:])
-    expected = ["pending" if n % 2 or n >= 20 else "blocked" for n in range(36)]
-    assert await v.statuses(db, waits) == expected
-    await exact(db)
-    assert len(await v.insert(db, 0)) == 0

@@ -174,11 +174,6 @@ async def test_pools_are_notified_of_the_new_due_time(db: Db, notices: Notices, 
     assert await notices.heard() == [{"queue": "q", "run_at": v.at(-5).timestamp()}] * 2, "a payload moves nothing"
 
 
-async def test_nobody_is_notified_of_a_queue_without_pools(db: Db, notices: Notices) -> None:
-    await edit(db, await v.one(db), priority=3)
-    assert await notices.heard() == []
-
-
 # With a serialize key
 
 
@@ -233,22 +228,3 @@ async def test_a_new_priority_or_payload_does_not_change_the_order_of_a_key(db: 
     assert (await v.live(db, third))["status"] == "blocked"
     await v.complete(db, [first])
     assert await drain(db) == [second, third]
-
-
-async def test_many_random_edits_leave_no_job_stuck(db: Db) -> None:
-    ids = await in_line(db, *range(-8, 0))
-    ids += await in_line(db, *range(-8, 0), key="other")
-    worker_id = await v.worker(db)
-    running = await v.claim_ids(db, worker_id)
-    assert len(running) == 2
-    for number, job_id in enumerate(ids):
-        if job_id not in running:
-            await edit(db, job_id, run_at=v.at(-(number * 7 % 13)))
-    await v.complete(db, running)
-    assert sorted(await drain(db)) == sorted(set(ids) - set(running))
-
-
-async def test_similar_ids_are_not_mixed_up(db: Db) -> None:
-    ids = await v.insert(db, 3)
-    await edit(db, ids[1], priority=5)
-    assert [(await v.live(db, job_id))["priority"] for job_id in ids] == [0, 5, 0]

@@ -17,7 +17,6 @@ pytestmark = [
 ]
 
 CHUNK = "SELECT * FROM pgworkd.matching({})"
-PARAMETERS = ("queue", "kind", "key", "batch", "status", "after", "limit", "all", "group")
 
 
 async def chunk(db: Db, what: str = "cancel", **wanted: Any) -> tuple[list[uuid.UUID], uuid.UUID | None]:

@@ -185,17 +185,6 @@ async def test_retry_of_a_job_whose_dedupe_key_is_taken_changes_nothing(db: Db) 
     assert await v.retry(db, free, blocked) == {free, blocked}
 
 
-async def test_concurrent_retries_change_a_job_once(db: Db, other: Db, third: Db) -> None:
-    job_id = await dead(db)
-    async with anyio.create_task_group() as tasks:
-        await db.execute("BEGIN")
-        await v.retry(db, job_id)
-        retrying = Later(tasks, v.retry(other, job_id))
-        await waits_for_lock(third, other)
-        await db.execute("COMMIT")
-        assert await retrying.answer() == set()
-
-
 # discard
 
 
@@ -262,12 +251,6 @@ async def test_next_due_includes_failed_and_snoozed_jobs(db: Db) -> None:
     assert await next_due(db, "q") == {"q": 30}
     await v.release(db, [second], delay_s=10)
     assert await next_due(db, "q") == {"q": 10}
-
-
-async def test_next_due_keeps_queues_apart(db: Db) -> None:
-    await v.one(db, "a", run_at=v.at(5))
-    await v.one(db, "c", run_at=v.at(9))
-    assert await next_due(db, "a", "b", "c") == {"a": 5, "c": 9}
 
 
 async def test_next_due_handles_more_than_a_hundred_priorities(db: Db) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import uuid
 from typing import Any
 
@@ -10,11 +9,9 @@ import anyio
 import pytest
 
 from tests.kits import verbs as v
-from tests.kits.flow import HOLDERS, line, run_all, settings, take_ids, unblock
+from tests.kits.flow import line, run_all, settings, take_ids, unblock
 from tests.kits.sessions import Later, waits_for_lock
 from tests.kits.verbs import Db, Settle
-
-from .conftest import Connect
 
 pytestmark = [pytest.mark.usefixtures("t0"), pytest.mark.slow("several sessions in each order")]
 
@@ -117,35 +114,6 @@ async def test_the_first_waiter_is_being_cancelled_while_its_key_is_freed(db: Db
     assert await run_all(db, worker_id) == expected
 
 
-async def test_a_first_waiter_that_was_locked_is_promoted_by_maintenance(db: Db, other: Db) -> None:
-    worker_id = await v.worker(db)
-    ids = await line(db, *["k"] * 4)
-    await take_ids(db, worker_id)
-    await other.execute("BEGIN")
-    await other.execute("SELECT FROM pgworkd.jobs WHERE status = 'blocked' FOR UPDATE")
-    await v.complete(db, ids[:1])
-    assert await take_ids(db, worker_id) == []
-    assert await unblock(db) == 1, "it cannot help yet, but sees that it should"
-    assert await take_ids(db, worker_id) == []
-    await other.execute("COMMIT")
-    assert await unblock(db) == 1
-    assert await unblock(db) == 0
-    assert await run_all(db, worker_id) == ids[1:]
-
-
-async def test_a_locked_first_waiter_is_never_overtaken(db: Db, other: Db) -> None:
-    worker_id = await v.worker(db)
-    first, second, last = await line(db, "k", "k", "k")
-    await take_ids(db, worker_id)
-    await other.execute("BEGIN")
-    await other.execute("SELECT FROM pgworkd.jobs WHERE id = $1 FOR UPDATE", second)
-    await v.complete(db, [first])
-    assert await take_ids(db, worker_id) == []
-    await other.execute("COMMIT")
-    await unblock(db)
-    assert await run_all(db, worker_id) == [second, last]
-
-
 # The order of locks
 
 
@@ -239,78 +207,3 @@ async def test_a_claim_locks_only_the_jobs_it_takes_or_blocks(db: Db, other: Db,
 
 
 # Everything concurrently
-
-
-WHAT = ["insert", "claim", "claim", "complete", "fail", "release", "end", "cancel", "retry", "chores"]
-
-
-class Storm:
-    """Sessions that claim, settle, cancel, rescue and edit at random, with keys in two queues."""
-
-    def __init__(self, seed: int, worker_ids: list[int]) -> None:
-        self.rng = random.Random(seed)  # noqa: S311 - repeatable
-        self.worker_ids = worker_ids
-        self.held: dict[uuid.UUID, int] = {}
-        self.calls = 0
-
-    async def session(self, db: Db, rounds: int) -> None:
-        for _ in range(rounds):
-            await self.call(db)
-
-    async def call(self, db: Db) -> None:
-        rng, self.calls = self.rng, self.calls + 1
-        batch = rng.sample(sorted(self.held.items()), min(len(self.held), rng.choice([1, 2, 6])))
-        ids, attempts = [job_id for job_id, _ in batch], [attempt for _, attempt in batch]
-        match rng.choice(
-            ["insert", "claim", "claim", "complete", "fail", "release", "end", "cancel", "retry", "chores"]
-        ):
-            case "insert":
-                for _ in range(5):
-                    keys = {"serialize_key": rng.choice("abc"), "limit_key": rng.choice("xy")}
-                    await v.insert(db, 2, rng.choice(QUEUES[:2]), yields=rng.random() < 0.3, **keys)
-            case "claim":
-                queue = rng.choice(QUEUES[:2])
-                rows = await v.claim(db, rng.choice(self.worker_ids), rng.choice([1, 5]), queue)
-                self.held |= {row["id"]: row["attempt"] for row in rows if row["id"] is not None}
-                return
-            case "complete":
-                await v.complete(db, ids, attempts)
-            case "fail":
-                await v.fail(db, ids, attempts, delay_s=0.0, permanent=[rng.random() < 0.3 for _ in ids])
-            case "release":
-                await v.release(db, ids, attempts, delay_s=rng.choice([None, 0.0]))
-            case "end":
-                await v.end(db, ids, attempts, status=[rng.choice(["cancelled", "expired"]) for _ in ids])
-            case "cancel":
-                rows = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY random() LIMIT 3")
-                await v.cancel(db, *[row["id"] for row in rows])
-                return
-            case "retry":
-                await v.retry(
-                    db, *[row["id"] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'dead'")]
-                )
-                return
-            case _:
-                await db.fetchval("SELECT pgworkd.expire()")
-                await v.rescue(db, self.worker_ids[0])
-                return
-        for job_id in ids:
-            self.held.pop(job_id, None)
-
-
-async def test_no_deadlock_and_no_stuck_job_under_random_concurrent_operations(db: Db, connect: Connect) -> None:
-    await db.execute("SET pgworkd.clock = ''")
-    await settings(db, QUEUES[0], limit_per_key=2, max_running=4, rate_per_key=1000, rate_per_key_period_s=1.0)
-    storm = Storm(7, [await v.worker(db, 3600) for _ in range(2)])
-    sessions = [await connect() for _ in range(6)]
-    for session in sessions:
-        await session.execute("SET deadlock_timeout = '20ms'")
-    async with anyio.create_task_group() as tasks:
-        for session in sessions:
-            tasks.start_soon(storm.session, session, 120)
-    assert await db.fetch(HOLDERS) == []
-    running = await db.fetch("SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running'")
-    await v.end(db, [row["id"] for row in running], [row["attempts"] for row in running])
-    for queue in QUEUES[:2]:
-        await run_all(db, storm.worker_ids[1], queue, 20)
-    assert await db.fetch("SELECT status FROM pgworkd.jobs WHERE status <> 'dead'") == []

@@ -62,15 +62,6 @@ async def test_two_overlapping_claims_of_two_workers_take_one_suspect_each(db: D
     await db.execute("COMMIT")
 
 
-async def test_a_rolled_back_claim_of_a_suspect_leaves_it_for_the_next(db: Db, other: Db) -> None:
-    worker_id = await worker(db)
-    suspect = await one(db, losses=2)
-    await db.execute("BEGIN")
-    assert await claim_ids(db, worker_id) == [suspect]
-    await db.execute("ROLLBACK")
-    assert await claim_ids(other, worker_id) == [suspect]
-
-
 async def _gate(db: Db) -> None:
     """From now on claims block between their check for suspects and their try for the lock while 42 is locked.
 
