@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
-from tests.kits.commands import NOWHERE, Play, Start, catches, ended, events, lives, logged, start
+from tests.kits.commands import NOWHERE, Play, Start, ended, events, lives, logged, start
 from tests.kits.daemon import until
 
 pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
@@ -113,16 +113,6 @@ async def test_a_killed_worker_is_replaced_at_once(play: Play) -> None:
     assert await ended(run) == 0
 
 
-async def test_a_worker_that_keeps_dying_is_restarted_with_backoff(play: Play) -> None:
-    run = play(command=(sys.executable, "-c", "raise SystemExit(1)"))
-    ends = await logged(run, "worker.ended", 2)
-    assert [facts["exit_code"] for facts in ends] == [1, 1]
-    assert ends[0]["restart_in_s"] == 0
-    assert 0.7 < ends[1]["restart_in_s"] < 1.3
-    run.stop()
-    assert await ended(run) == 0, "nothing was left behind"
-
-
 async def test_a_misconfigured_worker_ends_autoscale_with_2(play: Play) -> None:
     run = play(mode="wrong")
     await play.says("up")
@@ -187,13 +177,6 @@ async def test_workers_do_not_outlive_autoscale(play: Play) -> None:
     assert await ended(run) == -signal.SIGKILL
     assert {fact.name for fact in await play.says("SIGTERM", 2)} == {"w-1", "w-2"}
     await until(lambda: not any(lives(fact.pid) for fact in ups))
-
-
-async def test_a_stop_during_startup_is_clean(play: Play) -> None:
-    run = play(PGWORKD_DSN=NOWHERE)
-    await until(lambda: catches(run.process, signal.SIGTERM))
-    run.stop()
-    assert await ended(run) == 0
 
 
 # The database

@@ -106,18 +106,6 @@ def test_a_signal_at_any_moment_leaves_nothing(shell: Shell, bench: Any, moment:
 
 
 @pytest.mark.slow("commands and daemons in processes of their own")
-def test_the_loss_of_the_terminal_ends_it_as_a_signal_does(shell: Shell, bench: Any) -> None:
-    before = contents(shell)
-    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
-    command = bench("--jobs", "10000")
-    signal.signal(signal.SIGHUP, inherited)
-    wait_for(shell, MOMENTS["in bulk"], SLOW_END_S)
-    command.stop(signal.SIGHUP)
-    assert ended(command, 1) == ""
-    assert contents(shell) == before
-
-
-@pytest.mark.slow("commands and daemons in processes of their own")
 def test_a_backlog_that_is_not_drained_in_time_is_reported_and_removed(shell: Shell, bench: Any) -> None:
     before = contents(shell)
     command = bench("--jobs", "2000", "--seconds", "4")

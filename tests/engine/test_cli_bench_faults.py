@@ -9,7 +9,7 @@ import pytest
 
 from tests.kits.bench import JOBS, LINE, SESSIONS
 from tests.kits.cli import clean
-from tests.kits.commands import NOWHERE, Command, Start, start
+from tests.kits.commands import Command, Start, start
 from tests.kits.daemon import until
 from tests.kits.proxy import Proxy
 from tests.kits.schema import Roles, granted
@@ -37,18 +37,6 @@ async def ended(command: Command) -> tuple[int, str]:
 def bench(start: Start, dsn: str, *args: str) -> Command:
     command: Command = start("bench", *args, stdout=subprocess.DEVNULL, PGWORKD_DSN=dsn)
     return command
-
-
-async def test_without_a_schema_it_says_what_to_run(empty_dsn: str, start: Start) -> None:
-    code, said = await ended(bench(start, empty_dsn))
-    assert code == 2
-    assert said.endswith("this database has no pgworkd schema: run pgworkd migrate")
-
-
-async def test_a_server_that_is_down_is_named(start: Start) -> None:
-    code, said = await ended(bench(start, NOWHERE))
-    assert code == 1
-    assert "is Postgres up at that host and port?" in said
 
 
 async def test_the_role_of_a_worker_suffices_and_others_are_told_what_is_missing(

@@ -13,49 +13,9 @@ from pgworkd import App
 from pgworkd.core import events
 from pgworkd.engine.life.daemon import Daemon
 from tests.kits.apps import Gauge
-from tests.kits.daemon import Recorder, insert, running, status, until, waits_for_status
+from tests.kits.daemon import Recorder, insert, running, until, waits_for_status
 
 pytestmark = pytest.mark.slow("queues that drain, and daemons that stop")
-
-
-async def test_a_paused_queue_is_not_claimed_from_until_it_is_resumed(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app = App()
-
-    @app.handler("q")
-    async def handle() -> None:
-        return None
-
-    @app.handler("other")
-    async def other() -> None:
-        return None
-
-    async with running(app, dsn) as (_, seen):
-        await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
-        waiting = [await insert(db, "q") for _ in range(3)]
-        # From the commit on, whether or not the daemon has been notified.
-        for _ in range(3):
-            await until(waits_for_status(db, await insert(db, "other"), "completed"))
-        await seen.wait(events.QUEUE_SETTINGS, queue="q", paused=True)
-        assert {await status(db, job_id) for job_id in waiting} == {"pending"}
-        await db.execute("UPDATE pgworkd.queues SET paused_until = NULL")
-        for job_id in waiting:
-            await until(waits_for_status(db, job_id, "completed"))
-        assert len(seen.all(events.QUEUE_SETTINGS, queue="q")) == 2
-
-
-async def test_a_pause_with_a_deadline_ends_by_itself(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app = App()
-
-    @app.handler("q")
-    async def handle() -> None:
-        return None
-
-    await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', now() + interval '500 ms')")
-    async with running(app, dsn):
-        job_id = await insert(db, "q")
-        await until(waits_for_status(db, job_id, "completed"), limit_s=4)
-    assert await db.fetchval("SELECT started_at >= paused_until FROM pgworkd.finished_jobs, pgworkd.queues")
 
 
 async def test_running_jobs_of_a_paused_queue_continue(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -85,41 +45,6 @@ async def _set_concurrency(db: asyncpg.Connection[Any], concurrency: int | None,
         return daemon.pools["q"].concurrency == (concurrency or 2)
 
     await until(follows)
-
-
-async def test_raising_lowering_and_resetting_concurrency_takes_effect(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, gauge = App(), Gauge()
-
-    @app.handler("q", concurrency=2)
-    async def handle() -> None:
-        await gauge()
-
-    async def let_go() -> None:
-        old, gauge.go_on = gauge.go_on, anyio.Event()
-        old.set()
-
-    async with running(app, dsn) as (daemon, seen):
-        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 100)")
-        await gauge.shows(2)
-        await _set_concurrency(db, 5, daemon)
-        await gauge.shows(5)
-        assert await db.fetchval("SELECT concurrency FROM pgworkd.pools") == 5
-        await _set_concurrency(db, 1, daemon)
-        gauge.most = 0
-        await let_go()
-        await gauge.shows(1)
-        for _ in range(5):
-            done = len(seen.all(events.JOB_COMPLETED))
-            await let_go()
-            await seen.wait(events.JOB_COMPLETED, count=done + 1)
-            await gauge.shows(1)
-        assert gauge.most == 1
-        await _set_concurrency(db, None, daemon)
-        await gauge.shows(2)
-        gauge.most = 0
-        gauge.go_on.set()
-        await until(lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)"), limit_s=4)
-        assert gauge.most <= 2
 
 
 @pytest.mark.parametrize("to", [1, 3])

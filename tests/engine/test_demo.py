@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 import math
 import os
 import re
 import shutil
 import signal
 import tempfile
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,40 +104,6 @@ def test_the_demo_succeeds_and_its_numbers_add_up(outcome: Outcome) -> None:
         assert all(len(line) <= 80 for line in table[: len(rows) + 2])
 
 
-async def test_documents_hold_the_words_of_their_files(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
-    rows = await left.fetch("SELECT path, tsvector_to_array(words) AS words FROM demo.documents")
-    stored = {row["path"]: row["words"] for row in rows}
-    assert set(stored) == {str(outcome.files / name) for name in TEXTS}
-    for name in ("pears.txt", "large.txt"):
-        assert set(stored[str(outcome.files / name)]) == set(re.findall(r"\w+", TEXTS[name].lower()))
-    found = await left.fetch("SELECT path FROM demo.documents WHERE words @@ to_tsquery('simple', 'green & apples')")
-    assert {Path(row["path"]).name for row in found} == {"apples.txt", "pears.txt"}
-
-
-async def test_results_are_those_of_real_work(outcome: Outcome, left: asyncpg.Connection[Any]) -> None:
-    query = "SELECT payload->>'path', result FROM pgworkd.finished_jobs WHERE queue = $1 AND status = 'completed'"
-    texts = {str(outcome.files / name): text for name, text in TEXTS.items()}
-    for path, result in await left.fetch(query, "compress"):
-        content = texts[path].encode()
-        assert json.loads(result) == {"bytes": len(content), "compressed": len(zlib.compress(content, 9))}
-    for path, result in await left.fetch(query, "count"):
-        words = re.findall(r"\w+", texts[path].lower())
-        assert json.loads(result)["words"] == len(words)
-        assert all(words.count(word) == n for word, n in json.loads(result)["most_common"])
-    for path, result in await left.fetch(query, "index"):
-        assert json.loads(result) == len(set(re.findall(r"\w+", texts[path].lower())))
-
-
-async def test_each_batch_is_reported_once_with_the_sum_of_its_words(left: asyncpg.Connection[Any]) -> None:
-    rows = await left.fetch(
-        """SELECT files, words, count(j.id) AS counted, sum((j.result->>'words')::int) AS summed
-           FROM demo.reports r JOIN pgworkd.finished_jobs j ON j.batch_id = r.batch_id GROUP BY r.batch_id"""
-    )
-    assert rows
-    assert all(row["files"] == row["counted"] == demo.FILES_PER_BATCH for row in rows)
-    assert all(row["words"] == row["summed"] > 0 for row in rows)
-
-
 async def test_the_poison_job_is_dead_and_the_unknown_kind_is_not_counted(left: asyncpg.Connection[Any]) -> None:
     query = "SELECT status::text, failures, attempts, error FROM pgworkd.all_jobs WHERE kind = $1 ORDER BY id"
     poisoned = (await left.fetch(query, "crash"))[0]
@@ -148,25 +112,6 @@ async def test_the_poison_job_is_dead_and_the_unknown_kind_is_not_counted(left: 
     unknown = (await left.fetch(query, demo.UNKNOWN_KIND))[0]
     assert tuple(unknown[:2]) == ("pending", 0)
     assert unknown["error"] == f"no handler for kind '{demo.UNKNOWN_KIND}'"
-
-
-async def test_simulated_errors_say_so_and_are_retried(left: asyncpg.Connection[Any]) -> None:
-    query = "SELECT id, failures, errors FROM pgworkd.finished_jobs WHERE queue = 'notify' AND status = 'completed'"
-    rows = await left.fetch(query)
-    assert rows
-    for row in rows:
-        assert row["failures"] == (row["id"].int % 3 == 0)
-        assert all("simulated" in error["message"] for error in json.loads(row["errors"]))
-
-
-async def test_the_recurring_job_keeps_the_view_current(left: asyncpg.Connection[Any]) -> None:
-    sizes = await left.fetch(
-        "SELECT result FROM pgworkd.finished_jobs WHERE queue = 'refresh' AND status = 'completed' ORDER BY finished_at"
-    )
-    assert sizes
-    assert json.loads(sizes[-1][0]) == await left.fetchval("SELECT count(*) FROM demo.vocabulary")
-    rows = await left.fetch("SELECT word FROM demo.vocabulary")
-    assert {row["word"] for row in rows} <= set(re.findall(r"\w+", " ".join(TEXTS.values()).lower()))
 
 
 # Failures.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from pgworkd.demo import demo, jobs
+from pgworkd.demo import demo
 from pgworkd.demo.view import DemoTally, live_view, queue_table
-from pgworkd.errors import PermanentError
 
 
 def test_only_readable_text_files_are_used(tmp_path: Path) -> None:
@@ -28,24 +26,6 @@ def test_only_readable_text_files_are_used(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     assert demo.text_files(tmp_path) == wanted
     assert demo.text_files(tmp_path / "gone") == []
-
-
-def test_no_more_files_are_taken_than_can_be_shown_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("c", "a", "b"):
-        (tmp_path / name).write_text("some text")
-    monkeypatch.setattr(demo, "FILES_MAX", 2)
-    assert demo.text_files(tmp_path) == [tmp_path / "a", tmp_path / "b"]
-
-
-async def test_a_missing_file_is_a_permanent_error(tmp_path: Path) -> None:
-    job: Any = None
-    with pytest.raises(PermanentError, match="gone"):
-        await jobs.index(jobs.File(str(tmp_path / "gone")), job)
-
-
-def test_invalid_bytes_are_no_error(tmp_path: Path) -> None:
-    (tmp_path / "odd").write_bytes(b"caf\xe9 \xff\xfe bar")
-    assert jobs.count(jobs.File(str(tmp_path / "odd")))["words"] == 2
 
 
 async def test_events_are_counted_by_queue() -> None:

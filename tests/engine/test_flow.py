@@ -14,24 +14,10 @@ from pgworkd.engine.claim import poll_mode, pool
 from pgworkd.engine.life.daemon import Daemon
 from tests.kits.apps import Gauge
 from tests.kits.daemon import running, until
-from tests.kits.flow import Log, all_finished, fill, fleet, most_in_window, observed, settings, take_ids
+from tests.kits.flow import Log, all_finished, fill, fleet, settings, take_ids
 from tests.kits.verbs import complete, worker
 
 pytestmark = pytest.mark.slow("limits of a fleet, watched while hundreds of jobs run")
-
-STARTS = "SELECT started_at FROM pgworkd.finished_jobs"
-
-
-async def test_four_daemons_never_exceed_a_limit_of_five(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    log = Log(took_s=0.003)
-    await settings(db, max_running=5)
-    async with observed(dsn) as observer, fleet(log, dsn, "abcd", poll_s=5.0):
-        await fill(db, 300, "limit_key", "")
-        await all_finished(db, 20)
-    assert len(log.runs) == 300
-    assert (observer.most, log.most) == (5, 5)
-    assert observer.looks > 50
-    assert log.took() < 15  # 60 hand-overs: 1.5 s in total, but five minutes if each waited for a poll
 
 
 @pytest.mark.parametrize("bound_s", [0.0, 60.0], ids=["for no time", "for a minute"])
@@ -97,50 +83,6 @@ async def test_a_limit_of_one_passes_between_daemons_without_waiting(dsn: str, d
     assert log.took() < 6, "one poll would take as long"
 
 
-async def test_each_key_has_its_own_limit_across_all_daemons(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    log = Log(took_s=0.003)
-    await settings(db, limit_per_key=2)
-    keys = "abcdefgh"
-    async with fleet(log, dsn, "123"):
-        await fill(db, 15, "limit_key", *keys)
-        await all_finished(db)
-    assert len(log.runs) == 15 * len(keys)
-    for key in keys:
-        edges = sorted([(run.began, 1) for run in log.of(key)] + [(run.ended, -1) for run in log.of(key)])
-        at_once = most = 0
-        for _, step in edges:
-            at_once += step
-            most = max(most, at_once)
-        assert most <= 2
-    assert log.most > 4, "different keys run side by side"
-
-
-async def test_a_rate_is_respected_and_fully_used(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    log = Log()
-    await settings(db, rate=50, rate_period_s=1.0)
-    async with fleet(log, dsn, "ab"):
-        await fill(db, 120, "limit_key", "")
-        await all_finished(db)
-    starts = [row["started_at"] for row in await db.fetch(STARTS)]
-    for window_s in (0.1, 0.5, 1.0):
-        assert most_in_window(starts, window_s) <= 5 + 50 * window_s
-    assert log.took() < (120 - 5) / 50 * 2
-
-
-async def test_a_rate_per_key_does_not_slow_other_keys(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    log = Log()
-    await settings(db, rate_per_key=20, rate_per_key_period_s=1.0, rate_per_key_burst=2)
-    async with fleet(log, dsn, "ab"):
-        await fill(db, 22, "limit_key", *"uvwxyz")
-        await all_finished(db)
-    # of the claims, not of the handlers
-    by_key = "SELECT count(*), extract(epoch FROM max(started_at) - min(started_at)) FROM pgworkd.finished_jobs"
-    claims = await db.fetch(f"{by_key} GROUP BY limit_key")
-    assert [count for count, _ in claims] == [22] * 6
-    assert min(took_s for _, took_s in claims) > 0.9
-    assert log.took() < 3  # one after another: 6
-
-
 async def test_a_faster_rate_is_used_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, rate=3, rate_period_s=3600.0)
@@ -149,19 +91,3 @@ async def test_a_faster_rate_is_used_at_once(dsn: str, db: asyncpg.Connection[An
         await until(lambda: db.fetchval("SELECT count(*) = 1 FROM pgworkd.finished_jobs"))
         await settings(db, rate=1000, rate_period_s=1.0)
         await all_finished(db, limit_s=2)
-
-
-async def test_a_small_tenant_does_not_wait_for_a_big_one(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    log = Log(took_s=0.001)
-    await settings(db, fair=True)
-    async with fleet(log, dsn, "12"):
-        await fill(db, 2000, "limit_key", "big")
-        await until(lambda: db.fetchval("SELECT count(*) > 20 FROM pgworkd.finished_jobs"))
-        before = len(log.runs)
-        await fill(db, 10, "limit_key", "small")
-        await until(lambda: db.fetchval("SELECT count(*) = 10 FROM pgworkd.finished_jobs WHERE limit_key = 'small'"))
-        assert len(log.runs) < 1000, "the big one has not even come half-way"
-        passed = [run.key for run in sorted(log.runs[before:], key=lambda run: run.began)]
-        assert passed.index("small") < 600, "at most what was claimed ahead stands before it"
-        await all_finished(db)
-    assert len(log.runs) == 2010

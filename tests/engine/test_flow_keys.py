@@ -28,18 +28,6 @@ def _in_order(log: Log, key: str, count: int) -> None:
         assert run.ended <= following.began, "two at once"
 
 
-async def test_three_daemons_keep_the_order_of_twenty_keys(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    log = Log(took_s=0.001)
-    keys = [f"account {number}" for number in range(20)]
-    async with fleet(log, dsn, "abc"):
-        await fill(db, 30, "serialize_key", *keys)
-        await all_finished(db)
-    for key in keys:
-        _in_order(log, key, 30)
-    assert log.most > 3, "different keys run side by side"
-    assert len({run.daemon for run in log.runs}) == 3
-
-
 @pytest.mark.parametrize("daemons", ["a", "abc"])
 async def test_the_next_job_of_a_key_starts_at_once(dsn: str, db: asyncpg.Connection[Any], daemons: str) -> None:
     """Without a poll in between: a single one would take longer."""
@@ -49,21 +37,6 @@ async def test_the_next_job_of_a_key_starts_at_once(dsn: str, db: asyncpg.Connec
         await all_finished(db)
     _in_order(log, "k", 50)
     assert log.took() < 5
-
-
-async def test_a_retry_holds_its_key_and_later_jobs_wait(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, ran = App(), []
-
-    @app.handler("q", backoff=0.2)
-    async def handle(payload: dict[str, Any], job: Job) -> None:
-        ran.append((payload["n"], job.attempt))
-        if payload["n"] == 1 and job.attempt == 1:
-            raise ValueError
-
-    async with running(app, dsn):
-        await fill(db, 3, "serialize_key", "k")
-        await all_finished(db)
-    assert ran == [(1, 1), (1, 2), (2, 1), (3, 1)]
 
 
 async def test_jobs_skipped_because_of_a_lock_are_unblocked_by_maintenance(

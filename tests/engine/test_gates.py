@@ -22,7 +22,6 @@ from pgworkd.cli.programs import Program
 from pgworkd.core import events
 from pgworkd.core.events import Events
 from pgworkd.engine.attempts import Attempt
-from pgworkd.engine.claim.prefetch import Prefetch
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.settings.config import load
 from tests.kits.daemon import LIMIT_S, insert, quick_options, until, waits_for_status
@@ -57,16 +56,6 @@ def test_an_event_is_emitted_if_any_listener_wants_it() -> None:
     assert speaker.has_listener("b")
 
 
-def test_an_event_goes_only_to_the_listeners_that_want_it() -> None:
-    speaker, one, other = Events(), Said(), Said()
-    speaker.listen(listener_of(one), except_for=frozenset({"a", "c"}))
-    speaker.listen(listener_of(other), except_for=frozenset({"b"}))
-    for name in "abcd":
-        speaker.emit(name)
-    assert one == ["b", "d"]
-    assert other == ["a", "c", "d"]
-
-
 def test_removing_a_listener_affects_no_other() -> None:
     speaker, one, other = Events(), Said(), Said()
     first, second = listener_of(one), listener_of(other)
@@ -83,18 +72,6 @@ def test_removing_a_listener_affects_no_other() -> None:
     assert (one, other) == (["a"], ["b"])
     speaker.unlisten(second)
     assert not speaker.has_listener("b")
-
-
-def test_a_listener_may_be_added_again_with_another_filter() -> None:
-    speaker, said = Events(), Said()
-    listener = listener_of(said)
-    speaker.listen(listener, except_for=frozenset({"a"}))
-    speaker.emit("a")
-    speaker.unlisten(listener)
-    speaker.listen(listener)
-    assert speaker.has_listener("a")
-    speaker.emit("a")
-    assert said == ["a"]
 
 
 def test_a_listener_may_remove_itself_while_it_is_called() -> None:
@@ -211,33 +188,6 @@ async def test_a_listener_takes_effect_at_once_and_costs_nothing_once_removed(
             assert gathered.total() == before + 2
             daemon.events.unlisten(listener)
     assert gathered.total() == 6
-
-
-async def test_a_listener_added_to_a_busy_daemon_soon_receives_job_starts(
-    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operator raises the log level of a daemon whose slots have been busy for hours."""
-
-    def far_ahead(pace: Prefetch, *_: Any, **__: Any) -> None:
-        pace.ahead = 1000
-
-    monkeypatch.setattr(Prefetch, "claimed", far_ahead)
-    monkeypatch.setattr("pgworkd.engine.claim.pool.CLAIM_MAX", 1000)  # a real claim takes fewer jobs than wait here
-    said, ran, from_job, app = Said(), 0, 0, App()
-
-    @app.handler("q", concurrency=1)
-    async def handle() -> None:
-        nonlocal ran, from_job
-        ran += 1
-        if not from_job and ran > 500 and daemon.pools["q"]._executor.waiting > 600:
-            from_job = ran
-            daemon.events.listen(listener_of(said))
-
-    async with mute(app, dsn) as daemon:
-        await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' FROM generate_series(1, 3000)")
-        await until(lambda: db.fetchval("SELECT count(*) = 3000 FROM pgworkd.finished_jobs"), limit_s=4)
-    assert from_job
-    assert said.count(events.JOB_STARTED) >= 3000 - from_job - 1_200, "a slice of two milliseconds later at most"
 
 
 # The log of a daemon as a process, and its level.

@@ -11,9 +11,9 @@ import pytest
 from pgworkd.core import events
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaError
+from pgworkd.errors import DatabaseUnavailable
 from tests.kits.apps import app_of_one
-from tests.kits.daemon import insert, running, until, waits_for_status
+from tests.kits.daemon import running, until
 from tests.kits.server import set_read_only
 
 pytestmark = pytest.mark.slow("whole schemas installed, beside sessions that hold locks")
@@ -55,17 +55,6 @@ async def test_a_concurrent_migrate_waits_beyond_the_statement_timeout(empty_dsn
     await watcher.close()
 
 
-async def test_concurrent_migrations_install_one_schema(empty_dsn: str) -> None:
-    async with anyio.create_task_group() as tasks:
-        for _ in range(4):
-            tasks.start_soon(schema.migrate, connection(empty_dsn))
-    await schema.verify(connection(empty_dsn))
-    async with running(app_of_one(), empty_dsn):
-        db = await asyncpg.connect(empty_dsn)
-        await until(waits_for_status(db, await insert(db, "q"), "completed"))
-        await db.close()
-
-
 async def test_migrate_under_a_running_daemon_harms_no_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Functions are dropped and recreated: the daemon's prepared statements must not fail permanently."""
     async with running(app_of_one(), dsn) as (_, seen):
@@ -83,21 +72,3 @@ async def test_migrate_on_a_read_only_server_reports_it(empty_dsn: str) -> None:
     await db.close()
     with pytest.raises(DatabaseUnavailable, match=r"reads|standby"):
         await schema.migrate(connection(empty_dsn))
-
-
-async def test_migrate_refuses_a_newer_schema_and_does_not_touch_it(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("UPDATE pgworkd.schema_version SET version = version + 1; DROP VIEW pgworkd.worker_stats")
-    with pytest.raises(SchemaError, match="newer than this program"):
-        await schema.migrate(connection(dsn))
-    assert await db.fetchval("SELECT to_regclass('pgworkd.worker_stats')") is None
-    assert await db.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION + 1
-
-
-async def test_a_migration_that_fails_midway_changes_nothing(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = schema.text()
-    monkeypatch.setattr(schema, "text", lambda: whole + "\nSELECT 1 / 0;")
-    with pytest.raises(PgworkdError, match="division by zero"):
-        await schema.migrate(connection(empty_dsn))
-    monkeypatch.undo()
-    with pytest.raises(SchemaError, match="no pgworkd schema"):
-        await schema.verify(connection(empty_dsn))

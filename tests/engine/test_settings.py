@@ -76,21 +76,6 @@ async def test_a_row_overrides_code_from_the_first_claim_after_a_restart(dsn: st
     assert gauge.most == 2
 
 
-async def test_a_pause_survives_a_restart(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    gauge = Gauge()
-    gauge.go_on.set()
-    await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
-    job_id = await insert(db, "q")
-    for _ in range(2):
-        async with running(app_of(gauge), dsn) as (daemon, seen):
-            assert daemon.pools["q"].paused
-            assert len(seen.all(events.QUEUE_SETTINGS)) == 1
-    async with running(app_of(gauge), dsn):
-        await db.execute("UPDATE pgworkd.queues SET paused_until = NULL")
-        await until(waits_for_status(db, job_id, "completed"), limit_s=2)
-    assert gauge.most == 1
-
-
 @pytest.mark.parametrize("later", [0.0, 0.3])
 async def test_a_pause_ends_at_its_deadline_without_a_notification(
     dsn: str, db: asyncpg.Connection[Any], later: float

@@ -63,23 +63,6 @@ async def bounded() -> AsyncIterator[None]:
         yield
 
 
-async def test_an_added_queue_is_served_and_a_removed_one_is_not(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    async with running(app_of(), dsn, queues={"one": None}) as (daemon, seen):
-        waiting = await insert(db, "two")
-        daemon.add_queue("two", 3)
-        await until(waits_for_status(db, waiting, "completed"), limit_s=2)
-        await until(serves(db, "one", "two"))
-        code = await db.fetchrow("SELECT concurrency, code_concurrency, code_source FROM pgworkd.pools ORDER BY 1 DESC")
-        assert tuple(code or ()) == (3, 3, "settings")
-        assert seen.all(events.QUEUE_ADDED) == [{"queue": "two", "concurrency": 3}]
-        await daemon.remove_queue("one")
-        assert await serves(db, "two")()
-        assert seen.all(events.QUEUE_REMOVED) == [{"queue": "one"}]
-        left = await insert(db, "one")
-        await until(waits_for_status(db, await insert(db, "two"), "completed"), limit_s=2)
-        assert await status(db, left) == "pending"
-
-
 async def test_an_added_queue_follows_its_settings_row_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     gauge = Gauge()
     await db.execute("INSERT INTO pgworkd.queues (name, concurrency) VALUES ('held', 1)")

@@ -8,10 +8,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from pgworkd import App
 from pgworkd.client import NewJob, Workflow, columns, connections, enqueue, enqueue_many
 from pgworkd.errors import UsageError
-from tests.kits.daemon import running, status, until, waits_for_status
 from tests.kits.drivers import in_a_transaction, in_autocommit, settled
 
 NOBODY = UUID(int=7)
@@ -54,52 +52,6 @@ async def test_a_workflow_larger_than_one_statement_is_inserted(
     ids = await enqueue_many(db, [NewJob("q")] * 10)
     last = await enqueue(db, "q", after=ids)
     assert await db.fetchval("SELECT waiting_on FROM pgworkd.jobs WHERE id = $1", last) == 10
-
-
-async def test_a_workflow_runs_in_dependency_order(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, ran = App(), list[str]()
-
-    @app.handler("etl", concurrency=10)
-    async def etl(payload: dict[str, Any]) -> None:
-        ran.append(payload["step"])
-
-    flow = Workflow()
-    flow.add("load", "etl", {"step": "load"}, after=["left", "right"])
-    flow.add("left", "etl", {"step": "left"}, after=["extract"])
-    flow.add("right", "etl", {"step": "right"}, after=["extract"])
-    flow.add("extract", "etl", {"step": "extract"})
-    ids = await flow.enqueue(db)
-    assert ids.keys() == {"extract", "left", "right", "load"}
-    async with running(app, dsn):
-        await until(waits_for_status(db, ids["load"], "completed"))
-    assert (ran[0], sorted(ran[1:3]), ran[3]) == ("extract", ["left", "right"], "load")
-
-
-async def test_a_dead_step_blocks_the_workflow_until_it_is_replayed(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    app, bank_is_open = App(), list[bool]()
-
-    @app.handler("pay", max_attempts=1)
-    async def pay() -> None:
-        if not bank_is_open:
-            raise ConnectionError("closed")
-
-    @app.handler("told", concurrency=5)
-    async def told(payload: dict[str, Any]) -> None:
-        return None
-
-    flow = Workflow()
-    flow.add("pay", "pay")
-    flow.add("thank", "told", after=["pay"])
-    flow.add("log", "told", after=["pay"], on_failed_dependency="run")
-    flow.add("offer", "told", after=["pay"], on_failed_dependency="cancel")
-    ids = await flow.enqueue(db)
-    async with running(app, dsn):
-        await until(waits_for_status(db, ids["log"], "completed"))
-        await until(waits_for_status(db, ids["offer"], "cancelled"))
-        assert (await status(db, ids["pay"]), await status(db, ids["thank"])) == ("dead", "blocked")
-        bank_is_open.append(True)
-        await db.execute("SELECT pgworkd.retry(ARRAY[$1::uuid])", ids["pay"])
-        await until(waits_for_status(db, ids["thank"], "completed"))
 
 
 def test_invalid_graphs_are_refused() -> None:

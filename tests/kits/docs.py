@@ -62,11 +62,6 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
-def prose(page: str) -> str:
-    """A page without its blocks and its `code`."""
-    return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text(page)))
-
-
 def anchors(page: str) -> set[str]:
     """What links to headings of a page may end in, by the rule of GitHub and GitLab."""
     found: set[str] = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,32 +19,16 @@ import pytest
 from benchmarks import chart, report
 from benchmarks.bench import Bench
 from benchmarks.drain import drain, drain_row
-from benchmarks.measure import Bar, Line, Rates, interleave, longest_idle_s, middle, ratio
-from benchmarks.processes import BenchmarkError, Program, cpu_s, rss_mb, running, until
+from benchmarks.measure import Bar, Line, Rates, interleave, longest_idle_s
+from benchmarks.processes import BenchmarkError
 from benchmarks.server import Server
 from benchmarks.systems import ours, verify
 from benchmarks.tally import Tallies, Tally
-from pgworkd.bench.measure import Drain, percentile
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 # Statistics and judging
-
-
-def test_rounds_are_compared_by_median() -> None:
-    assert middle([1.0, 100.0, 2.0]) == 2.0
-    assert ratio([10.0, 11.0, 90.0], [1.0, 22.0, 23.0]) == 0.5
-    assert math.isnan(middle([]))
-    assert math.isnan(ratio([1.0], []))
-    assert math.isnan(ratio([1.0], [0.0]))
-
-
-def test_a_percentile_is_one_of_the_samples() -> None:
-    samples = [float(n) for n in range(100, 0, -1)]
-    assert [percentile(samples, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
-    assert percentile([7.0], 99) == percentile([7.0], 1) == 7.0
-    assert math.isnan(percentile([], 50))
 
 
 @pytest.mark.parametrize(
@@ -63,13 +46,6 @@ def test_a_percentile_is_one_of_the_samples() -> None:
 )
 def test_each_bar_is_judged_in_its_own_direction(bar: Bar, reached: float, holds: bool) -> None:
     assert bar.holds(reached) is holds
-
-
-def test_a_margin_above_one_is_better_in_both_directions() -> None:
-    assert Bar("at least", 0.5).margin(1.0) == 2.0
-    assert Bar("at most", 50).margin(25) == 2.0
-    assert Bar("at most", 50).margin(100) == 0.5
-    assert Bar("at most", 50).margin(0) == math.inf
 
 
 def test_a_line_is_judged_by_its_ratio_or_by_its_value_without_a_reference() -> None:
@@ -133,17 +109,6 @@ def test_the_chart_is_well_formed_and_labelled() -> None:
     assert all(0 < width <= chart.PLOT for width in widths)
 
 
-def test_longer_bars_mean_larger_margins() -> None:
-    holds, missed, *_ = chart._margins(_lines())
-    assert (holds.kind, missed.kind) == ("ours", "missed")
-    assert holds.length > 1 / chart.MARGIN_SHOWN > missed.length
-
-
-def test_numbers_are_short_and_have_no_exponent() -> None:
-    shown = [report.number(value) for value in (153_600.0, 1000.0, 99.96, 0.6, 0.0123, 0.0, math.nan)]
-    assert shown == ["154,000", "1,000", "100", "0.6", "0.0123", "0", "–"]
-
-
 def test_the_report_is_json_with_all_samples(tmp_path: Path) -> None:
     report.write_json(tmp_path / "found.json", report.document(_lines(), [], {"rounds": 2}, {"peer": "1.0"}))
     found = json.loads((tmp_path / "found.json").read_text())
@@ -165,27 +130,6 @@ def test_the_driver_reads_a_workers_counters(tmp_path: Path) -> None:
     assert seen.calls() == 2
     assert (seen.first_ns() or 0) > 0
     assert seen.notes() == {os.getpid(): [5, -6]}
-
-
-async def test_a_program_that_dies_is_an_error_with_its_last_output(tmp_path: Path) -> None:
-    program = Program([sys.executable, "-c", "raise SystemExit('the reason')"], {}, tmp_path / "log")
-    with pytest.raises(BenchmarkError, match="the reason"):
-        await until(lambda: False, "never", [program], limit_s=10)
-    program.kill()
-
-
-async def test_programs_are_terminated_on_leaving_the_block(tmp_path: Path) -> None:
-    async def fail_beside(programs: list[Program]) -> None:
-        async with running(["/bin/sleep", "60"], {}, tmp_path / "log") as program:
-            programs.append(program)
-            assert rss_mb(program.pid) > 0
-            assert cpu_s(program.pid) >= 0
-            raise ZeroDivisionError
-
-    programs: list[Program] = []
-    with pytest.raises(ZeroDivisionError):
-        await fail_beside(programs)
-    assert programs[0].process.returncode == -signal.SIGKILL
 
 
 # The whole
@@ -229,8 +173,3 @@ async def test_lost_and_duplicate_runs_invalidate_a_measurement(db: asyncpg.Conn
         await verify(ours(), db, 8, 10, since)  # one ran twice
     with pytest.raises(BenchmarkError, match="0 completed jobs in the history"):
         await verify(ours(), db, 7, 10, since)
-
-
-def test_a_drain_reports_its_cost() -> None:
-    assert str(Drain(10_000, 0.81, 0.0789, 0.0321)) == "12,346/s, 7.9 + 3.2 us of CPU per job"
-    assert str(Drain(10_000, 0.81, 0.0789)) == "12,346/s, 7.9 us of CPU per job"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-import typer
 
-from benchmarks.bench import Bench, rows_named
+from benchmarks.bench import Bench
 from benchmarks.cliffs import __main__ as cliffs
 from benchmarks.cliffs.stage import BAR
 from benchmarks.measure import Line
@@ -62,18 +61,3 @@ async def test_a_missed_bar_is_not_an_error_but_a_failed_row_is(
     assert await cliffs.measure(bench, ["turns", "settings", "depth"]) == 2
     said = capsys.readouterr().out
     assert all(word in said for word in ("3 of 10 jobs", "no such function", "a claim"))
-
-
-def test_rows_are_selected_by_name_and_run_in_their_own_order() -> None:
-    assert rows_named("depth, turns", cliffs.ROWS) == ["turns", "depth"]
-    assert rows_named("", cliffs.ROWS) == list(cliffs.ROWS)
-    with pytest.raises(typer.BadParameter, match="no such row: depths"):
-        rows_named("depths", cliffs.ROWS)
-
-
-async def test_the_benchmark_cleans_up(bench: Bench, server_dsn: str) -> None:
-    await cliffs.ROWS["settings"](bench)
-    await bench.server.close()
-    connection = await asyncpg.connect(server_dsn)
-    assert await connection.fetchval("SELECT count(*) FROM pg_database WHERE datname LIKE 'pgworkd_bench_%'") == 0
-    await connection.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 import asyncpg
-import psycopg
 import pytest
 
 from tests.kits.daemon import until
@@ -34,55 +32,6 @@ async def silent(connection: asyncpg.Connection[Any], sql: str = "SELECT 1") -> 
         await connection.execute(sql, timeout=0.1)
     assert not connection.is_closed(), "nobody has told it"
     connection.terminate()
-
-
-async def test_data_passes_unchanged_and_the_port_is_stable(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    async with Proxy(dsn) as proxy:
-        one, two = await connected(proxy), await connected(proxy)
-        assert proxy.connections == 2
-        big = "x" * 3_000_000
-        assert await one.fetchval("SELECT $1::text || $1::text", big) == big + big
-        assert await two.fetchval("SELECT 2") == 2
-        await one.close()
-        await until(lambda: proxy.connections == 1)
-        port = proxy.port
-        await two.close()
-    await until(no_backends(db))
-    async with Proxy(dsn, port=port) as proxy:
-        assert proxy.port == port
-        last = await connected(proxy)
-    with pytest.raises(CLOSED):
-        await last.fetchval("SELECT 1")
-    last.terminate()
-    await until(no_backends(db))
-
-
-async def test_a_delay_applies_to_each_chunk_in_both_directions(dsn: str) -> None:
-    async with Proxy(dsn) as proxy:
-        connection = await connected(proxy)
-        proxy.mode, proxy.delay_s = "delay", 0.05
-        began = time.monotonic()
-        assert await connection.fetch("SELECT generate_series(1, 30000)") == [(n,) for n in range(1, 30_001)]
-        assert time.monotonic() - began >= 0.1
-        proxy.mode = "pass"
-        await connection.close()
-
-
-async def test_held_data_is_delivered_late_even_if_its_sender_gave_up(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    await db.execute("CREATE TABLE arrived (who text)")
-    async with Proxy(dsn) as proxy:
-        gone, patient = await connected(proxy), await connected(proxy)
-        proxy.mode = "hold"
-        await silent(gone, "INSERT INTO arrived VALUES ('gone')")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(patient.execute, "INSERT INTO arrived VALUES ('patient')")
-            with pytest.raises(TimeoutError):
-                await asyncpg.connect(proxy.dsn, timeout=0.1)
-            assert await db.fetch("SELECT * FROM arrived") == []
-            proxy.mode = "pass"
-        await until(lambda: db.fetchval("SELECT count(*) = 2 FROM arrived"))
-        await (await connected(proxy)).close()
-        await patient.close()
 
 
 @pytest.mark.parametrize("mode", ["blackhole", "halfopen"])
@@ -112,59 +61,6 @@ async def test_a_connection_that_lost_bytes_stays_dead_and_new_ones_work(
         await until(no_backends(db))
 
 
-async def test_a_server_eventually_detects_a_silently_lost_client(
-    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.kits.proxy.KEEPALIVE_S", 0.2)
-    async with Proxy(dsn) as proxy:
-        gone, stays = await connected(proxy), await connected(proxy)
-        proxy.mode = "blackhole"
-        proxy.mode = "pass"
-        gone.terminate()
-        await until(lambda: db.fetchval(f"SELECT ({BACKENDS}) = 1"))
-        assert proxy.connections == 1
-        stays.terminate()
-        await until(no_backends(db))
-
-
-async def test_refuse_affects_only_new_connections(dsn: str) -> None:
-    async with Proxy(dsn) as proxy:
-        old = await connected(proxy)
-        proxy.mode = "refuse"
-        with pytest.raises(CLOSED):
-            await connected(proxy)
-        assert await old.fetchval("SELECT 1") == 1
-        proxy.mode = "pass"
-        await (await connected(proxy)).close()
-        await old.close()
-
-
-async def test_an_unavailable_server_is_reported_as_a_reset(dsn: str) -> None:
-    async with Proxy("postgresql://nobody@127.0.0.1:1/none") as proxy:
-        with pytest.raises(CLOSED):
-            await connected(proxy)
-        assert proxy.connections == 0
-
-
-async def test_a_cut_resets_all_connections_on_both_sides(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    async with Proxy(dsn) as proxy:
-        three = [await connected(proxy) for _ in range(3)]
-        assert proxy.cut() == 3
-        for connection in three:
-            with pytest.raises(CLOSED):
-                await connection.fetchval("SELECT 1")
-        await until(no_backends(db))
-        assert proxy.connections == 0
-        assert proxy.cut() == 0
-
-
-async def test_an_unknown_mode_is_rejected(dsn: str) -> None:
-    async with Proxy(dsn) as proxy:
-        with pytest.raises(ValueError, match="no mode"):
-            proxy.mode = "passs"  # type: ignore[assignment]
-        assert proxy.mode == "pass"
-
-
 async def test_each_message_is_reported_once_in_order_of_arrival(dsn: str) -> None:
     seen: list[Message] = []
     async with Proxy(dsn) as proxy:
@@ -187,18 +83,6 @@ async def test_each_message_is_reported_once_in_order_of_arrival(dsn: str) -> No
         await other.close()
         await connection.close()
         await until(lambda: [(m.kind, m.connection) for m in seen[-2:]] == [("X", 2), ("X", 1)])
-
-
-async def test_libpqs_messages_are_parsed(dsn: str) -> None:
-    """psycopg uses libpq, which sends other messages in another order."""
-    kinds: list[str] = []
-    async with Proxy(dsn) as proxy:
-        proxy.on_message = lambda message: not kinds.append(message.kind)
-        async with await psycopg.AsyncConnection.connect(proxy.dsn) as connection:
-            found = await (await connection.execute("SELECT %s::int", [3])).fetchone()
-            assert found == (3,)
-        await until(lambda: "X" in kinds)
-    assert {"startup", "R", "p", "P", "B", "E", "S", "D", "Z"} <= set(kinds)
 
 
 @pytest.mark.parametrize("before", ["clientQ", "serverC"])
