@@ -61,7 +61,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != FAST or not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return (bool(SLOW_WHOLE.search(text)) and "@pytest.mark.fast" not in text) or None
+    return (bool(SLOW_WHOLE.search(text)) and "mark.fast" not in text) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,9 +15,10 @@ from tests.kits.verbs import Db
 pytestmark = pytest.mark.slow("each bad value in each place where it can come in")
 
 CASES = [each for module in (rows, relations, calls, places, handlers) for each in module.CASES]
+FAST = dict.fromkeys((1, 21, 31), pytest.mark.fast)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=FAST.get(case.number, ())) for case in CASES], ids=str)
 async def test_bad_input(dsn: str, db: Db, case: Case) -> None:
     with anyio.fail_after(LIMIT_S):  # a wrong result may well be no result at all
         await case.check(dsn, db)

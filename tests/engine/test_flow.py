@@ -46,6 +46,7 @@ async def test_a_queue_at_its_limit_is_not_prefetched_for_a_while(
     assert (max(limit for limit, _ in asked[bound_at + 1 :]) > 10) == (bound_s == 0)
 
 
+@pytest.mark.fast
 async def test_freed_capacity_of_a_limit_is_filled_by_consecutive_claims(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ async def _bound(daemon: Daemon) -> bool:
     return daemon.pools["q"]._bound_until > 0 and daemon.pools["q"].quiet
 
 
+@pytest.mark.fast
 async def test_a_limit_of_one_passes_between_daemons_without_waiting(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, max_running=1)
@@ -83,6 +85,7 @@ async def test_a_limit_of_one_passes_between_daemons_without_waiting(dsn: str, d
     assert log.took() < 6, "one poll would take as long"
 
 
+@pytest.mark.fast
 async def test_a_faster_rate_is_used_at_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
     log = Log()
     await settings(db, rate=3, rate_period_s=3600.0)

@@ -27,6 +27,7 @@ pytestmark = [
 # A short outage.
 
 
+@pytest.mark.fast
 async def test_an_outage_shorter_than_the_lease_counts_no_failure_and_no_rerun(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -57,6 +58,7 @@ async def test_an_outage_shorter_than_the_lease_counts_no_failure_and_no_rerun(
 # The fence.
 
 
+@pytest.mark.fast
 async def test_a_worker_that_cannot_renew_cancels_its_jobs_before_the_lease_ends(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -159,6 +161,7 @@ async def test_a_fence_does_not_end_an_idle_process(dsn: str, db: asyncpg.Connec
         await until(waits_for_status(db, await insert(db, "q"), "completed"))
 
 
+@pytest.mark.fast
 async def test_a_lost_worker_registers_again_only_after_its_handlers_returned(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:

@@ -82,6 +82,7 @@ async def lease_of(
         assert not lease._thread.is_alive()
 
 
+@pytest.mark.fast
 async def test_the_lease_is_renewed_periodically_and_instructions_are_delivered(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -131,6 +132,7 @@ async def test_the_fence_fires_once_per_outage_and_ends_only_a_busy_process(
     assert holder.lost == 0
 
 
+@pytest.mark.fast
 async def test_a_lost_lease_is_reported_once_and_a_new_id_starts_a_new_one(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -151,6 +153,7 @@ async def test_a_lost_lease_is_reported_once_and_a_new_id_starts_a_new_one(
     assert (holder.lost, ended) == (1, [])
 
 
+@pytest.mark.fast
 async def test_the_lease_is_renewed_while_the_loop_is_blocked(dsn: str, db: asyncpg.Connection[Any]) -> None:
     holder, ended = LeaseHolder(), list[str]()
     async with lease_of(holder, dsn, db, ended, lease_s=1.8):

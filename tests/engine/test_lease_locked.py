@@ -21,6 +21,7 @@ LEASE_S = 1.2
 _FULL_LEASES = "SELECT min(lease_until) > $1::timestamptz + interval '2 s' FROM pgworkd.workers"
 
 
+@pytest.mark.fast
 async def test_a_lock_on_the_jobs_table_does_not_cost_the_lease(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """The heartbeat also asks which jobs to cancel: that query may wait, the renewal must not."""
     sleepers, ended = Sleepers(), list[str]()

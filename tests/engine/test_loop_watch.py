@@ -115,6 +115,7 @@ async def test_a_blocked_loop_is_named_once_and_again_when_it_runs(how: Callable
     assert threading.get_ident() not in found.threads
 
 
+@pytest.mark.fast
 async def test_its_stack_is_that_of_the_application() -> None:
     async with watched() as found:
         await in_a_task(handler, blocks)
@@ -147,6 +148,7 @@ async def test_code_of_nobody_s_handler_is_named_by_its_stack() -> None:
     assert "in blocks\n" in found.seen[0][1]["stack"]
 
 
+@pytest.mark.fast
 async def test_the_process_ends_at_the_limit_and_the_stack_is_logged() -> None:
     ended: list[str] = []
     async with watched(1.5, ended.append) as found:

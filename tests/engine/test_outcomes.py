@@ -37,6 +37,7 @@ RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
 }
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("name", RAISED)
 async def test_an_exception_in_a_coroutine_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
     make, error = RAISED[name]
@@ -115,6 +116,7 @@ async def test_a_handler_that_cancels_its_own_task_and_returns_has_returned(
         assert daemon.worker.may_claim
 
 
+@pytest.mark.fast
 async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app = App()
 

@@ -57,6 +57,7 @@ async def test_an_attempt_that_was_taken_over_settles_nothing_and_is_stale(
         await db.execute("DELETE FROM pgworkd.jobs")  # lets the daemon sign off
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("how", TAKEN)
 async def test_the_transaction_of_an_attempt_that_was_taken_over_writes_nothing(
     dsn: str, db: asyncpg.Connection[Any], how: str

@@ -36,6 +36,7 @@ def doubles() -> App:
     return app
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("poll_s", [60.0, 0.1], ids=["by-notice", "by-polling"])
 async def test_a_result_arrives_when_the_job_ends(dsn: str, db: asyncpg.Connection[Any], poll_s: float) -> None:
     async with running(doubles(), dsn), Results(dsn, poll_s=poll_s) as results:
@@ -91,6 +92,7 @@ async def test_two_may_wait_for_one_job_and_one_may_be_cancelled(dsn: str, db: a
         assert answers == [8, 8]
 
 
+@pytest.mark.fast
 async def test_a_job_without_a_result_raises_the_reason(dsn: str, db: asyncpg.Connection[Any]) -> None:
     async with running(doubles(), dsn), Results(dsn, poll_s=60) as results:
         with pytest.raises(JobFailed, match=r"is dead: .*PermanentError: there is no number") as dead:
@@ -148,6 +150,7 @@ async def test_the_number_of_waiters_is_bounded(
             await results.result(NOBODY)
 
 
+@pytest.mark.fast
 async def test_results_of_a_tree_are_paged_from_its_final_stage(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

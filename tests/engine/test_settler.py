@@ -109,6 +109,7 @@ async def test_a_batch_has_a_size_limit(dsn: str, db: asyncpg.Connection[Any], m
     assert max(sizes) == 7
 
 
+@pytest.mark.fast
 async def test_one_batch_settles_outcomes_of_all_kinds(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Each is settled by its own function; none waits for the next flush."""
     app, go_on = App(), anyio.Event()
@@ -144,6 +145,7 @@ async def test_one_batch_settles_outcomes_of_all_kinds(dsn: str, db: asyncpg.Con
     assert [tuple(row) for row in found] == [('"in a transaction"', 1, 5), ('"returned"', 1, 5), ('"returned"', 2, 5)]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("heals_after", [1, 4])
 async def test_an_outage_during_a_settle_loses_no_outcome(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch, heals_after: int
@@ -219,6 +221,7 @@ REFUSE = """
 """
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("using", ["", "USING ERRCODE = '23514'", "USING ERRCODE = '22023'"])
 async def test_a_rejected_outcome_fails_alone(dsn: str, db: asyncpg.Connection[Any], using: str) -> None:
     """A trigger of the user's that rejects one job."""
@@ -279,6 +282,7 @@ async def test_a_job_whose_every_outcome_is_rejected_blocks_no_other(dsn: str, d
         await until(lambda: db.fetchval("SELECT status <> 'running' FROM pgworkd.jobs WHERE id = $1", odd))
 
 
+@pytest.mark.fast
 async def test_a_full_settler_stops_claims_until_there_is_capacity(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +310,7 @@ async def test_a_full_settler_stops_claims_until_there_is_capacity(
     assert await db.fetchval("SELECT max(attempts) FROM pgworkd.finished_jobs") == 1
 
 
+@pytest.mark.fast
 async def test_a_stop_flushes_waiting_outcomes_or_reports_that_it_cannot(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

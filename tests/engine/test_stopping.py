@@ -82,6 +82,7 @@ async def test_awaits_in_finally_and_aexit_are_not_interrupted(
     assert steps == ["finally 0", "finally 1", "finally 2", "exit"]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("reason", ["timeout", "cancel", "stop"])
 async def test_a_cleanup_beyond_its_grace_is_interrupted(dsn: str, db: asyncpg.Connection[Any], reason: str) -> None:
     app, cut = App(), list[str]()
@@ -135,6 +136,7 @@ async def test_a_handler_that_swallows_cancellations_fails_and_burns_no_cpu(
     assert await db.fetchval("SELECT error FROM pgworkd.jobs") == "Timeout: no result within 0.05 s"
 
 
+@pytest.mark.fast
 async def test_a_shielded_step_finishes_before_the_cancellation(dsn: str, db: asyncpg.Connection[Any]) -> None:
     app, steps = App(), list[str]()
 

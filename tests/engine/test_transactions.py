@@ -84,6 +84,7 @@ async def test_a_second_transaction_or_a_late_failure_is_reported(
     assert [row[0] for row in await notes.fetch("SELECT n FROM notes ORDER BY n")] == written
 
 
+@pytest.mark.fast
 async def test_a_rolled_back_transaction_may_be_followed_by_another(dsn: str, notes: asyncpg.Connection[Any]) -> None:
     app = App()
 
@@ -174,6 +175,7 @@ def in_a_process(job: Job) -> None:
     asyncio.run(_open(job))
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("handle", [_in_a_thread, _in_a_loop_of_a_thread, in_a_process])
 async def test_a_transaction_outside_the_event_loop_is_refused_at_once(
     dsn: str, notes: asyncpg.Connection[Any], handle: Any
@@ -228,6 +230,7 @@ async def test_a_transaction_ended_by_its_handler_completes_nothing(
     assert "COMMIT or ROLLBACK" in await notes.fetchval("SELECT error FROM pgworkd.jobs")
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("deletes", [False, True])
 async def test_a_lost_lease_caused_by_the_handler_itself_is_a_failure(
     dsn: str, notes: asyncpg.Connection[Any], deletes: bool

@@ -44,6 +44,7 @@ def is_empty(db: asyncpg.Connection[Any]) -> Any:
     return lambda: db.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs)")
 
 
+@pytest.mark.fast
 @pytest.mark.alone("a new job has to run within moments")
 async def test_an_idle_pool_is_notified_within_moments(dsn: str, db: asyncpg.Connection[Any]) -> None:
     ran: Counter[Any] = Counter()
@@ -81,6 +82,7 @@ async def test_each_way_to_make_a_job_due_notifies_an_idle_pool(dsn: str, db: as
         assert len(seen.all(events.JOB_STARTED)) == 6
 
 
+@pytest.mark.fast
 async def test_a_statement_of_many_rows_sends_one_notification_per_queue(
     dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +291,7 @@ async def _keep_inserting(dsn: str, inserted: list[int], done: anyio.Event) -> N
     await connection.close()
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("part", ["claim", "settle", "maintenance", "lease", "listen"])
 async def test_a_lost_connection_loses_no_job_and_runs_none_twice(
     dsn: str, db: asyncpg.Connection[Any], part: str

@@ -43,6 +43,7 @@ async def _job(db: Db, job_id: Any) -> tuple[Any, ...]:
     return tuple(await db.fetchrow(sql, job_id) or ())
 
 
+@pytest.mark.fast
 async def test_a_callback_completes_the_job_and_the_slot_is_free_until_then(dsn: str, db: Db, down: Downstream) -> None:
     await db.execute("""SELECT pgworkd.set_queue('q', '{"concurrency": 1}')""")
     async with calling(dsn, workers=True) as call, pushing(dsn) as (daemon, seen):
@@ -92,6 +93,7 @@ async def test_it_may_be_given_back_and_kept_for_longer(dsn: str, db: Db, down: 
     assert await _job(db, second) == ("pending", 1, 0, None)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("answer", [202, 200, 500])
 async def test_a_callback_may_come_before_the_answer(dsn: str, db: Db, answer: int) -> None:
     async with calling(dsn, workers=True) as call:

@@ -30,6 +30,7 @@ async def _job(db: Db, job_id: Any) -> dict[str, Any]:
     return dict(row)
 
 
+@pytest.mark.fast
 async def test_a_job_goes_out_and_its_answer_is_its_result(dsn: str, db: Db) -> None:
     async with serving(Downstream(answer_of(200, {"total": 1.5}))) as down, pushing(dsn):
         await put_endpoint(db, "billing", down.url, "invoices", headers={"X-Team": "billing"})
@@ -165,6 +166,7 @@ async def test_what_was_not_delivered_is_no_failure_of_a_job_that_may_run_once(d
     assert (await _job(db, often))["failures"] == 1
 
 
+@pytest.mark.fast
 async def test_a_receiver_that_breaks_off_may_have_done_it(dsn: str, db: Db) -> None:
     async def hang_up(_: Writer) -> None:
         pass
@@ -177,6 +179,7 @@ async def test_a_receiver_that_breaks_off_may_have_done_it(dsn: str, db: Db) -> 
     assert len(down.requests) == 1
 
 
+@pytest.mark.fast
 async def test_five_failures_in_a_row_pause_the_endpoint_with_all_its_queues(dsn: str, db: Db) -> None:
     statuses = iter([500, 500, 500, 500, 200] + [500] * 5)
     async with serving(Downstream(lambda _: answer_of(next(statuses)))) as down, pushing(dsn) as (_, seen):

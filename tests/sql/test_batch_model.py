@@ -154,9 +154,10 @@ ADDS = ["add", "add", "insert", "insert", "child", "seal", "seal"]
 RUNS = ["claim", "claim", "claim", "complete", "complete", "complete", "complete", "fail", "release", "end"]
 ENDS = ["commit", "rollback", "rollback", "tick", "crash", "expire", "unblock"]
 STOPS = ["cancel", "retry", "retry", "cancel_batch"]
+MORE = [*STOPS, *STOPS, "root"]
 
 
-@pytest.mark.parametrize("more", [[], [*STOPS, *STOPS, "root"]], ids=["runs", "stops"])
+@pytest.mark.parametrize("more", [[], pytest.param(MORE, marks=pytest.mark.fast)], ids=["runs", "stops"])
 def test_counters_are_exact_and_every_tree_finishes_and_calls_back_once(server_dsn: str, more: list[str]) -> None:
     with playing(server_dsn, TreeWorld) as play:
         QUICK(given(steps=steps([*ADDS, *RUNS, *ENDS, *more]))(lambda steps: play(steps)))()  # noqa: PLW0108 - by name

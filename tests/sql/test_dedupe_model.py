@@ -252,7 +252,7 @@ class Undone(Exception):  # noqa: N818
     pass
 
 
-@pytest.mark.parametrize("part", range(3))  # each within the time of a test
+@pytest.mark.parametrize("part", [pytest.param(0, marks=pytest.mark.fast), 1, 2])  # each within the time of a test
 @settings(
     max_examples=30,
     deadline=None,

@@ -220,7 +220,7 @@ ENDS = ["commit", "rollback", "rollback", "tick", "crash", "expire"]
 MORE = ["old", "old", "cancel", "retry", "retry", "undepend", "edit", "mend"]
 
 
-@pytest.mark.parametrize("more", [[], MORE], ids=["runs", "more"])
+@pytest.mark.parametrize("more", [[], pytest.param(MORE, marks=pytest.mark.fast)], ids=["runs", "more"])
 def test_no_job_runs_too_early_and_none_stays_blocked_for_ever(server_dsn: str, more: list[str]) -> None:
     with playing(server_dsn, WaitWorld) as play:
         QUICK(given(steps=steps([*ADDS, *RUNS, *ENDS, *more]))(lambda steps: play(steps)))()  # noqa: PLW0108 - by name

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow("daemons that are killed, and leases that run out"
 LEASE = {"lease_s": 1.5, "heartbeat_s": 0.2}
 
 
+@pytest.mark.fast
 async def test_jobs_of_a_killed_daemon_are_rescued_after_its_lease_expires(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -111,6 +112,7 @@ async def test_an_embedded_daemon_that_was_frozen_loses_its_jobs_and_cannot_sett
             await until(waits_for_status(db, again, "completed"))
 
 
+@pytest.mark.fast
 async def test_a_job_that_keeps_killing_its_worker_ends_dead_and_others_complete(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:

@@ -62,6 +62,7 @@ async def test_a_serialize_key_runs_the_events_of_an_account_one_at_a_time_in_or
     assert [row["events"] for row in await db.fetch("SELECT events FROM accounts")] == [list(range(1, 26))] * 6
 
 
+@pytest.mark.fast
 async def test_with_on_retry_yield_a_failed_job_lets_the_next_of_its_key_run(
     dsn: str, db: asyncpg.Connection[Any]
 ) -> None:
@@ -81,6 +82,7 @@ async def test_with_on_retry_yield_a_failed_job_lets_the_next_of_its_key_run(
     assert sent == [2, 3, 1]
 
 
+@pytest.mark.fast
 async def test_a_queue_runs_at_most_five_at_once_and_twenty_per_second(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """Two daemons with twenty slots each, limited as a fleet by one row in `queues`; an UPDATE raises the limit."""
     await db.execute("INSERT INTO pgworkd.queues (name, max_running, rate, rate_period_s) VALUES ('partner', 5, 20, 1)")
@@ -113,6 +115,7 @@ async def test_a_queue_runs_at_most_five_at_once_and_twenty_per_second(dsn: str,
     assert most == 5
 
 
+@pytest.mark.fast
 async def test_a_big_tenant_does_not_starve_a_small_one(dsn: str, db: asyncpg.Connection[Any]) -> None:
     """A fair queue: ten jobs of a small tenant do not wait for the thousand of a big one that were enqueued first."""
     await db.execute("INSERT INTO pgworkd.queues (name, fair) VALUES ('reports', true)")

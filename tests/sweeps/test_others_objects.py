@@ -21,9 +21,10 @@ OTHER = {
     "alert_rules", "endpoints", "origin",  # rows that only operators change
     "pools", "refused_rows", "schema_version",  # without which no daemon works
 }  # fmt: skip
+FIRST, *REST = things(TABLES, STATISTICS)
 
 
-@pytest.mark.parametrize("thing", things(TABLES, STATISTICS), ids=repr)
+@pytest.mark.parametrize("thing", [pytest.param(FIRST, marks=pytest.mark.fast), *REST], ids=repr)
 async def test_an_object_of_others_holds_up_what_it_refuses(thing: Thing, dsn: str, db: Db) -> None:
     async with plain_user(dsn, db) as user, quickly():
         assert await play(thing, dsn, user) == []

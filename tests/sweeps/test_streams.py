@@ -105,6 +105,7 @@ def begun(subject: Subject, stage: Stage, state: str, pipe: Pipe, **popen: Any) 
     return program
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("kind", ["close-loop", "close-process"])
 def test_a_handler_that_closes_its_streams_harms_itself_alone(stage: Stage, kind: str) -> None:
     """What it has closed it cannot print to, nor can others; the log goes on."""
