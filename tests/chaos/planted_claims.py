@@ -33,7 +33,7 @@ BUGS = (
         "counting for max_running reads jobs that run in other queues",
         "AND j.worker_id = v_worker AND j.queue = p_queue);",
         "AND j.worker_id = v_worker AND j.queue || '' = p_queue);",
-        tests="tests/sql/test_keyed_plans.py",
+        tests="tests/sql/test_costs.py",
     ),
     sql(
         "a heartbeat reads every job that the worker ever ran",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from datetime import datetime
 
@@ -279,3 +280,13 @@ async def test_keeping_a_key_notifies_nobody(db: Db, notices: Notices, connect: 
     assert await notices.heard() == []
     assert len(await v.insert(await connect(), 1)) == 1
     assert await notices.queues() == ["q"]
+
+
+async def test_jobs_without_a_key_cost_nothing_extra(db: Db) -> None:
+    async def triggers(columns: str) -> dict[str, int]:
+        sql = f"EXPLAIN (ANALYZE, FORMAT JSON) INSERT INTO pgworkd.jobs ({columns}) VALUES ('q', NULL), ('q', 'k')"  # noqa: S608
+        (plan,) = json.loads(await db.fetchval(sql))
+        return {trigger["Trigger Name"]: trigger["Calls"] for trigger in plan["Triggers"]}
+
+    assert (await triggers("queue, dedupe_key"))["jobs_key_wanted"] == 1
+    assert "jobs_key_wanted" not in await triggers("queue, kind")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kits.sessions import NO_STATISTICS, blocks
 from tests.kits.verbs import Db, at, claim_ids, clock, insert, one, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -27,16 +26,3 @@ async def test_depth_is_the_number_of_jobs_that_could_run_now(db: Db) -> None:
     await clock(5, db)
     assert await db.fetchval(DEPTH) == await db.fetchval(COUNT) > 100
     assert [await db.fetchval("SELECT pgworkd.depth('q', $1)", most) for most in (1, 7, 50)] == [1, 7, 50]
-
-
-async def test_jobs_not_due_or_beyond_the_bound_do_not_slow_depth(db: Db, other: Db) -> None:
-    await db.execute(NO_STATISTICS)
-    await insert(db, 10)
-    alone = await blocks(db, DEPTH)
-    await insert(db, 10_000, run_at=at(60))
-    await insert(db, 5_000, run_at=at(60), limit_key="l", priority=1)
-    await insert(db, 5_000, "r")
-    for session in (db, other):
-        assert await blocks(session, DEPTH) <= 1.5 * alone + 10
-    await insert(db, 10_000)
-    assert await blocks(db, "SELECT pgworkd.depth('q', 10)") <= 3 * alone  # the indexes have one level more

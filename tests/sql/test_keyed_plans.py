@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kits.flow import line, settings, take_ids
+from tests.kits.flow import line, take_ids
 from tests.kits.sessions import NO_STATISTICS, blocks, rows_read
 from tests.kits.verbs import Db, at, complete, insert, one, worker
 
@@ -182,63 +182,3 @@ async def test_a_settle_that_frees_a_key_reads_only_the_first_job_of_that_key(db
             assert seq_after == seq
             assert idx_after - idx <= 10
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 2
-
-
-async def test_claiming_jobs_of_many_keys_costs_in_proportion_to_the_jobs_claimed(db: Db) -> None:
-    worker_id = await worker(db)
-    await db.execute(NO_STATISTICS)
-    sql = "INSERT INTO pgworkd.jobs (queue, serialize_key) SELECT 'q', 'k' || n FROM generate_series($1::int, $2) n"
-    await db.execute(sql, 1, 30)
-    few = await blocks(db, CLAIM, worker_id)
-    await db.execute(sql, 31, 20_000)
-    assert await blocks(db, CLAIM, worker_id) <= few + 60
-
-
-@pytest.mark.parametrize("limits", [{"max_running": 100_000}, {"fair": True}, {"limit_per_key": 5}])
-async def test_many_waiting_jobs_do_not_slow_a_claim_in_a_limited_queue(db: Db, limits: dict[str, Any]) -> None:
-    worker_id = await worker(db)
-    await db.execute(NO_STATISTICS)
-    await settings(db, **limits)
-    await insert(db, 20, limit_key="a")
-    await insert(db, 20, limit_key="b")
-    few = await blocks(db, CLAIM, worker_id)
-    await insert(db, 10_000, limit_key="a")
-    await insert(db, 10_000, limit_key="c")
-    assert await blocks(db, CLAIM, worker_id) <= few + 60
-
-
-@pytest.mark.parametrize(
-    "limits", [{"fair": True}, {"limit_per_key": 5}, {"rate_per_key": 9, "rate_per_key_period_s": 1}]
-)
-async def test_keys_without_a_due_job_do_not_slow_a_claim(db: Db, limits: dict[str, Any]) -> None:
-    worker_id = await worker(db)
-    await db.execute(NO_STATISTICS)
-    await settings(db, **limits)
-    sql = (
-        "INSERT INTO pgworkd.jobs (queue, limit_key, run_at)"
-        " SELECT 'q', 'k' || n, $3 FROM generate_series($1::int, $2) n"
-    )
-    await db.execute(sql, 1, 100, at(0))
-    alone = await blocks(db, CLAIM, worker_id)
-    await db.execute(sql, 101, 20_000, at(60))
-    assert await blocks(db, CLAIM, worker_id) <= 3 * alone
-
-
-@pytest.mark.parametrize("limits", [{"max_running": 50}, {"limit_per_key": 5}, {"limit_per_key": 5, "max_running": 50}])
-@pytest.mark.parametrize("elsewhere", ["another queue", "another key"])
-async def test_running_jobs_of_other_queues_do_not_slow_a_claim_in_a_limited_queue(
-    db: Db, limits: dict[str, Any], elsewhere: str
-) -> None:
-    if elsewhere == "another key" and "max_running" in limits:
-        return  # jobs running in the queue count against max_running
-    worker_id = await worker(db)
-    await db.execute(NO_STATISTICS)
-    await settings(db, **limits)
-    await insert(db, 20, limit_key="a")
-    alone = await blocks(db, CLAIM, worker_id)
-    await db.execute(
-        "INSERT INTO pgworkd.jobs (queue, limit_key, status, worker_id, attempts)"
-        " SELECT $1, 'l' || n % 100, 'running', 100 + n % 20, 1 FROM generate_series(1, 20000) n",
-        "r" if elsewhere == "another queue" else "q",
-    )
-    assert await blocks(db, CLAIM, worker_id) <= 3 * alone

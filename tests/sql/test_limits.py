@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from tests.kits.flow import line, run_all, settings, take_ids
-from tests.kits.sessions import Later, Notices, blocks, waits_for_lock
+from tests.kits.sessions import Later, Notices, waits_for_lock
 from tests.kits.verbs import Db, at, cancel, complete, end, fail, insert, one, release, rescue, set_pool, steady, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -253,16 +253,6 @@ async def test_the_maximum_limits_work(db: Db) -> None:
                    rate_per_key=most, rate_per_key_period_s=31622400.0, rate_per_key_burst=most)  # fmt: skip
     ids = await insert(db, 20, limit_key="a")
     assert await run_all(db, worker_id, limit=7) == ids
-
-
-async def test_next_due_costs_the_same_for_many_jobs_with_keys(db: Db) -> None:
-    await insert(db, 3, limit_key="a", run_at=at(10))
-    sql = "SELECT * FROM pgworkd.next_due('{q}')"
-    few = await blocks(db, sql)
-    await insert(db, 5000, limit_key="a", run_at=at(20))
-    await insert(db, 5000, serialize_key="s", run_at=at(9), priority=3)
-    assert (await db.fetch(sql))[0]["due_in_s"] == 9
-    assert await blocks(db, sql) <= few + 20
 
 
 async def test_next_due_finds_the_earliest_of_many_priorities(db: Db) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.kits.sessions import NO_STATISTICS, blocks
+from tests.kits.sessions import blocks
 from tests.kits.verbs import Db, at, cancel, claim, claim_ids, fail, insert, one, retry, worker
 
 pytestmark = [
@@ -165,31 +165,6 @@ async def test_one_call_scans_a_bounded_number_of_rows_and_returns_where_to_cont
     before = await blocks(db, "SELECT pgworkd.matching('cancel', p_kind => 'rare')")
     await insert(db, 60_000, "crowd")
     assert await blocks(db, "SELECT pgworkd.matching('cancel', p_kind => 'rare')") < before * 1.1
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        "'cancel', 'small'",
-        "'cancel', 'small', p_kind => 'small'",
-        "'cancel', 'crowd', p_key => 'k'",
-        "'cancel', 'crowd', p_status => 'running'",
-        "'cancel', 'crowd', p_batch => '00000000-0000-0000-0000-000000000000'",
-        "'retry', 'crowd'",
-        "'discard', p_all => true",
-    ],
-)
-async def test_an_index_is_used_where_one_fits(db: Db, wanted: str) -> None:
-    await db.execute(NO_STATISTICS)
-    await db.execute("ANALYZE pgworkd.jobs")
-    await insert(db, 5, "small")
-    for key in ("serialize_key", "limit_key", "dedupe_key"):
-        await one(db, "crowd", **{key: "k"})
-    await dead(db, 5, "crowd")
-    sql = f"SELECT pgworkd.matching({wanted})"
-    before = await blocks(db, sql)
-    await insert(db, 20_000, "crowd")
-    assert await blocks(db, sql) <= before + 100
 
 
 async def test_matching_neither_waits_for_locks_nor_holds_any(db: Db, other: Db) -> None:

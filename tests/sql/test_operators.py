@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from tests.kits import verbs as v
-from tests.kits.sessions import NO_STATISTICS, Later, Notices, blocks, waits_for_lock
+from tests.kits.sessions import Later, Notices, waits_for_lock
 from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -259,19 +259,6 @@ async def test_next_due_handles_more_than_a_hundred_priorities(db: Db) -> None:
     assert await next_due(db, "q") == {"q": 1000}
     await v.one(db, priority=-7, run_at=v.at(3))
     assert await next_due(db, "q") == {"q": 3}
-
-
-async def test_next_due_costs_the_same_for_many_jobs(db: Db, other: Db) -> None:
-    await db.execute(NO_STATISTICS)
-    await v.one(db, run_at=v.at(5))
-    await v.one(db, priority=1, run_at=v.at(6))
-    await db.execute("ANALYZE pgworkd.jobs")
-    sql = "SELECT * FROM pgworkd.next_due('{q,r}')"
-    before = await blocks(db, sql)
-    await v.insert(db, 10_000, priority=1, run_at=v.at(7))
-    await v.insert(db, 10_000, "r", run_at=v.at(7))
-    for session in (db, other):
-        assert await blocks(session, sql) <= before + 20
 
 
 # Regressions
