@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -118,6 +118,29 @@ async def rows_read(db: Db) -> tuple[int, int]:
     )
     assert row is not None
     return row["seq_tup_read"], row["idx_tup_fetch"]
+
+
+async def read_by_table(db: Db) -> dict[str, tuple[int, int]]:
+    """Rows read so far in this transaction, by table: by sequential scans, and by index scans."""
+    rows = await db.fetch(
+        "SELECT relname, seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE schemaname = 'pgworkd'"
+    )
+    return {row["relname"]: (row["seq_tup_read"], row["idx_tup_fetch"]) for row in rows}
+
+
+STATISTICS = ["none", "empty", "full"]
+
+
+async def crowd_tables(db: Db, tables: Sequence[str], sql: str, statistics: str) -> None:
+    """Inserts what `sql` inserts into these tables: without planner statistics, with those of before, or of after."""
+    for table in tables:
+        await db.execute(f"ALTER TABLE pgworkd.{table} SET (autovacuum_enabled = off)")
+        if statistics == "empty":
+            await db.execute(f"ANALYZE pgworkd.{table}")
+    await db.execute(sql)
+    if statistics == "full":
+        for table in tables:
+            await db.execute(f"ANALYZE pgworkd.{table}")
 
 
 REFUSE = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kits.batches import add, batch, cancel_batch, counted, create, seal
-from tests.kits.sessions import blocks
+from tests.kits.sessions import STATISTICS, blocks, crowd_tables, read_by_table
 from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, retry, worker
 
 pytestmark = [
@@ -27,33 +27,12 @@ MANY = """
     FROM pgworkd.batches b, generate_series(1, 5) n;
     INSERT INTO pgworkd.batch_additions (batch_id, added) SELECT b.id, 5 FROM pgworkd.batches b;
 """
-STATISTICS = ["none", "empty", "full"]
-
-
-async def _read(db: Db) -> dict[str, tuple[int, int]]:
-    """Rows read so far in this transaction, by table: by sequential scans, and by index scans."""
-    rows = await db.fetch(
-        "SELECT relname, seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE schemaname = 'pgworkd'"
-    )
-    return {row["relname"]: (row["seq_tup_read"], row["idx_tup_fetch"]) for row in rows if row["relname"] in TABLES}
-
-
-async def _many(db: Db, statistics: str) -> None:
-    """Inserts thousands of trees, with the given planner statistics."""
-    for table in TABLES:
-        await db.execute(f"ALTER TABLE pgworkd.{table} SET (autovacuum_enabled = off)")
-        if statistics == "empty":
-            await db.execute(f"ANALYZE pgworkd.{table}")
-    await db.execute(MANY)
-    if statistics == "full":
-        for table in TABLES:
-            await db.execute(f"ANALYZE pgworkd.{table}")
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
 async def test_verbs_that_finish_jobs_read_only_the_batches_of_those_jobs(db: Db, other: Db, statistics: str) -> None:
     worker_id = await worker(db)
-    await _many(db, statistics)
+    await crowd_tables(db, TABLES, MANY, statistics)
     root = await batch(db, "root", max_failures=3, on_complete={"queue": "done"})
     child = await batch(db, "streams", parent=root, stream=True)
     ids = await add(db, root, 9)
@@ -74,10 +53,10 @@ async def test_verbs_that_finish_jobs_read_only_the_batches_of_those_jobs(db: Db
     }
     for name, call in calls.items():
         async with other.transaction():
-            before = await _read(other)
+            before = await read_by_table(other)
             await call(other)
             await other.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            after = await _read(other)
+            after = await read_by_table(other)
         for table in TABLES:
             seq, idx = (after[table][n] - before[table][n] for n in (0, 1))
             assert seq == 0, f"{name} scanned {table}"
@@ -92,7 +71,7 @@ async def test_the_pages_read_by_a_settle_do_not_depend_on_the_number_of_trees(d
     sql = "SELECT pgworkd.settle_completed($1, array_fill(1, '{10}'), array_fill('1'::text, '{10}'))"
     await complete(db, ids[:10])
     few = await blocks(db, sql, ids[10:20])
-    await _many(db, "none")
+    await crowd_tables(db, TABLES, MANY, "none")
     assert await blocks(db, sql, ids[20:30]) <= few + 60
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kits.batches import after, batch, exact, undepend
 from tests.kits.flow import unblock
-from tests.kits.sessions import blocks, rows_read
+from tests.kits.sessions import STATISTICS, blocks, crowd_tables, read_by_table, rows_read
 from tests.kits.verbs import Db, cancel, claim_ids, complete, end, fail, insert_running, live, one, statuses, worker
 
 pytestmark = [
@@ -28,32 +28,11 @@ MANY = f"""
     SELECT id, 'c', '2200-01-01' FROM pgworkd.jobs WHERE queue = 'r';
     INSERT INTO pgworkd.progress (job_id, at, attempt, done) SELECT id, now(), 1, 0 FROM pgworkd.jobs WHERE queue = 'r';
 """  # noqa: S608 - a number of ours
-STATISTICS = ["none", "empty", "full"]
-
-
-async def _read(db: Db) -> dict[str, tuple[int, int]]:
-    """Rows read so far in this transaction, by table: by sequential scans, and by index scans."""
-    rows = await db.fetch(
-        "SELECT relname, seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE schemaname = 'pgworkd'"
-    )
-    return {row["relname"]: (row["seq_tup_read"], row["idx_tup_fetch"]) for row in rows if row["relname"] in TABLES}
-
-
-async def _many(db: Db, statistics: str) -> None:
-    """Inserts a hundred thousand dependencies, with the given planner statistics."""
-    for table in TABLES[:-1]:
-        await db.execute(f"ALTER TABLE pgworkd.{table} SET (autovacuum_enabled = off)")
-        if statistics == "empty":
-            await db.execute(f"ANALYZE pgworkd.{table}")
-    await db.execute(MANY)
-    if statistics == "full":
-        for table in TABLES[:-1]:
-            await db.execute(f"ANALYZE pgworkd.{table}")
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
 async def test_each_verb_reads_its_own_rows_by_index(db: Db, other: Db, statistics: str) -> None:
-    await _many(db, statistics)
+    await crowd_tables(db, TABLES[:-1], MANY, statistics)
     ids = await insert_running(db, 6)
     rules = ("wait", "run", "cancel")
     waits = [await after(db, *ids, on_failed=rules[n % 3], queue="then") for n in range(6)]
@@ -77,10 +56,10 @@ async def test_each_verb_reads_its_own_rows_by_index(db: Db, other: Db, statisti
     }
     for name, call in calls.items():
         async with other.transaction():
-            before = await _read(other)
+            before = await read_by_table(other)
             await call(other)
             await other.execute("SET CONSTRAINTS ALL IMMEDIATE")
-            rows = await _read(other)
+            rows = await read_by_table(other)
         for table in TABLES:
             seq, idx = (rows[table][n] - before[table][n] for n in (0, 1))
             assert seq == 0, f"{name} scanned {table}"
@@ -92,7 +71,7 @@ async def test_the_pages_read_by_a_settle_do_not_depend_on_other_dependencies(db
     sql = "SELECT pgworkd.settle_completed($1, array_fill(1, '{10}'), array_fill('1'::text, '{10}'))"
     few = await blocks(db, sql, await insert_running(db, 10))
     await db.execute("DELETE FROM pgworkd.jobs")
-    await _many(db, "none")
+    await crowd_tables(db, TABLES[:-1], MANY, "none")
     # The rows of `jobs` are in other pages, each of its indexes may have a level more, and two more indexes have three.
     assert await blocks(db, sql, await insert_running(db, 10)) <= few + 10 * 20
 
