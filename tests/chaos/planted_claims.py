@@ -96,7 +96,7 @@ BUGS = (
         "the depth of a queue is counted over all waiting jobs",
         "AND waits_plain(j) AND j.run_at <= v_now\n             ORDER BY j.run_at LIMIT p_most - v_found)",
         "AND waits_plain(j) AND (j.run_at <= v_now) IS TRUE\n             ORDER BY j.run_at LIMIT p_most - v_found)",
-        tests="tests/sql/test_depth.py",
+        tests="tests/sql/test_costs.py",
     ),
     sql(
         "unblock visits only the first thousand keys",
