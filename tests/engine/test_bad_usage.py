@@ -15,9 +15,10 @@ pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
 __all__ = ["clean", "shell", "start"]  # fixtures
 
 CASES = [*usage.CASES, *settings.CASES]
+FAST = dict.fromkeys((76, 77), pytest.mark.fast)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=FAST.get(case.number, ())) for case in CASES], ids=str)
 def test_bad_usage(
     shell: Shell, start: Start, tmp_path: Path, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:

@@ -157,23 +157,6 @@ async def test_an_aborted_transaction_passes_the_drivers_error(
         assert await stored(db) == {}
 
 
-async def test_a_closed_connection_passes_the_drivers_error(dsn: str) -> None:
-    asynchronous = await asyncpg.connect(dsn)
-    await asynchronous.close()
-    with pytest.raises(asyncpg.InterfaceError):
-        await enqueue(asynchronous, "q")
-    synchronous = psycopg.connect(dsn)
-    synchronous.close()
-    with pytest.raises(psycopg.OperationalError):
-        enqueue(synchronous, "q")
-    engine = sqlalchemy_engine(dsn, autocommit=False)
-    connection = engine.connect()
-    connection.close()
-    with pytest.raises(sqlalchemy.exc.ResourceClosedError):
-        enqueue(connection, "q")
-    engine.dispose()
-
-
 @in_a_transaction
 async def test_a_lost_connection_passes_the_drivers_error(
     opener: Any, several_statements: None, dsn: str, db: asyncpg.Connection[Any]

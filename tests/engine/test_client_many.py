@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 from pgworkd.client import NewJob, connections, enqueue, enqueue_many, new_job
-from pgworkd.errors import DELAY_S_MAX, InvalidPayload
-from tests.kits.drivers import in_autocommit, numbered, settled, sqlalchemy_engine, stored
+from pgworkd.errors import DELAY_S_MAX
+from tests.kits.drivers import in_autocommit, settled, sqlalchemy_engine, stored
 
 
 @pytest.mark.slow("100,000 jobs each")
@@ -26,24 +26,6 @@ async def test_a_hundred_thousand_jobs_in_one_call(dsn: str, db: asyncpg.Connect
     assert len(ids) == 100_000
 
 
-@pytest.mark.slow("100,000 jobs each")
-async def test_one_invalid_job_of_a_hundred_thousand_inserts_nothing(db: asyncpg.Connection[Any]) -> None:
-    jobs = numbered(100_000, payload={"items": [1, 2, 3, {"name": "a\0b"}]})
-    with pytest.raises(InvalidPayload, match=r"^jobs\[99999\]\.payload\.items\[3\]\.name holds a NUL"):
-        await enqueue_many(db, jobs)
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
-
-
-@pytest.mark.slow("100,000 jobs each")
-async def test_one_conflict_in_a_hundred_thousand_jobs_inserts_nothing(
-    db: asyncpg.Connection[Any],
-) -> None:
-    await enqueue(db, "q", dedupe_key="taken")
-    with pytest.raises(asyncpg.UniqueViolationError):
-        await enqueue_many(db, numbered(100_000, dedupe_key="taken"))
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 1
-
-
 async def test_large_payloads_are_split_over_several_statements(db: asyncpg.Connection[Any]) -> None:
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
     rows = [new_job.row(job) for job in jobs]
@@ -52,13 +34,6 @@ async def test_large_payloads_are_split_over_several_statements(db: asyncpg.Conn
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
     assert [row[0] for row in found] == ids
-
-
-@in_autocommit
-async def test_enqueueing_no_jobs_returns_no_ids(opener: Any, dsn: str) -> None:
-    async with opener(dsn, autocommit=True) as caller:
-        assert await settled(enqueue_many(caller.conn, [])) == []
-        assert await settled(enqueue_many(caller.conn, iter(()))) == []
 
 
 # Stored fields

@@ -88,18 +88,6 @@ def test_a_missing_module_is_reported_with_the_closest_match(write: Write) -> No
     assert "'notes_b' is not a package" in refused("notes_b.sub:app")
 
 
-def test_a_missing_dependency_is_not_reported_as_the_missing_module(write: Write) -> None:
-    write("needs_a.py", "import os\nimport nowhere_to_be_found\n")
-    line = refused("needs_a:app")
-    assert "raised on import: ModuleNotFoundError: No module named 'nowhere_to_be_found' (needs_a.py:2)" in line
-
-
-def test_an_import_error_is_reported_with_its_last_line_and_location(write: Write) -> None:
-    write("deep_a.py", "def f():\n    raise ValueError('one\\ntwo')\n")
-    write("broken_a.py", "import deep_a\n\ndeep_a.f()\n")
-    assert refused("broken_a:app") == "module 'broken_a': raised on import: ValueError: one two (deep_a.py:2)"
-
-
 def test_pgworkd_errors_are_located_in_the_users_code(write: Write) -> None:
     write("twice_a.py", GOOD + "@app.handler('x')\ndef a(): ...\n\n@app.handler('x')\ndef b(): ...\n")
     line = refused("twice_a:app")

@@ -134,29 +134,6 @@ async def test_a_cancel_scope_left_open_harms_no_later_job(dsn: str, db: asyncpg
         assert daemon.worker.may_claim
 
 
-@pytest.mark.parametrize(
-    ("result", "error"),
-    [
-        (object(), "result is of type object, which cannot be written as JSON"),
-        (float("inf"), "result is inf, which JSON does not know"),
-        (10**5000, "result is an integer of more than 4300 digits"),
-    ],
-    ids=["object", "infinity", "integer"],
-)
-@pytest.mark.parametrize("mode", ["loop", "thread"])
-async def test_a_result_that_cannot_be_stored_fails_the_attempt(
-    dsn: str, db: asyncpg.Connection[Any], result: object, error: str, mode: str
-) -> None:
-    async def in_loop() -> object:
-        return result
-
-    def in_thread() -> object:
-        return result
-
-    row = await dead_end(dsn, db, in_loop if mode == "loop" else in_thread)
-    assert row["error"].startswith(f"pgworkd.errors.InvalidPayload: {error}")
-
-
 _tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pgworkd import App, Backoff, DeadJob
 from pgworkd.engine.registry import CONCURRENCY_DEFAULT
-from pgworkd.errors import BadSchedule, UsageError
+from pgworkd.errors import UsageError
 from pgworkd.process import cpus
 from tests.kits.apps import registered
 
@@ -132,31 +132,6 @@ def test_a_schedule_rule_is_parsed_at_registration() -> None:
     assert (interval.recurrence.cron, interval.recurrence.every_s) == (None, 300)
     assert interval.schedule_payload == {"full": True}
     assert registered(nothing).recurrence is None
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"every": "61 * * * *"},
-        {"every": "0 0 30 2 *"},
-        {"every": "soon"},
-        {"every": ""},
-        {"every": 0},
-        {"every": 0.5},
-        {"every": -60},
-        {"every": timedelta(days=400)},
-        {"every": object()},
-        {"every": "0 7 * * *", "timezone": "Europe/Berlyn"},
-        {"every": "0 7 * * *", "timezone": ""},
-        {"every": 60, "missed": "sometimes"},
-    ],
-    ids=lambda value: str(value).partition(" at 0x")[0],
-)
-def test_an_invalid_schedule_rule_is_rejected(options: dict[str, Any]) -> None:
-    app = App()
-    with pytest.raises(BadSchedule):
-        app.handler("k", **options)(nothing)
-    assert app.handlers == {}
 
 
 # Hooks.

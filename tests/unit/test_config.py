@@ -67,16 +67,6 @@ def test_flags_over_environment_over_file_over_defaults(monkeypatch):
     assert list(shown) == list(Settings.model_fields)
 
 
-def test_an_empty_variable_is_unset(monkeypatch):
-    write("poll_s = 2")
-    monkeypatch.setenv("PGWORKD_POLL_S", "")
-    monkeypatch.setenv("PGWORKD_CONFIG", "")
-    monkeypatch.setenv("PGWORKD_DSN", "")
-    monkeypatch.setenv("PGWORKD_LEASE", "")
-    settings = load()
-    assert (settings.poll_s, settings.dsn) == (2, None)
-
-
 def test_settings_constructed_directly_ignore_files_and_environment(monkeypatch):
     monkeypatch.setenv("PGWORKD_POLL_S", "3")
     write("keep_days = 2")
@@ -95,11 +85,9 @@ def test_settings_are_immutable():
     [
         ('lease_s = "4s"', "lease_s (pgworkd.toml): must be a number of seconds from 5 to 3600 (or 30s, 10m, 1h), not"),
         ('poll_s = "500 years"', "must be a number of seconds from 0.05 to 10 (or 30s, 10m, 1h), not '500 years'"),
-        ("lease_s = true", "must be a number of seconds from 5 to 3600 (or 30s, 10m, 1h), not 'True'"),
         ("poll_s = true", "poll_s (pgworkd.toml): must be a number of seconds from 0.05 to 10"),
         ("lease_s = 4.9", "from 5 to 3600 (or 30s, 10m, 1h), not '4.9'"),
         ("lease_s = 3601", "from 5 to 3600"),
-        ("lease_s = nan", "from 5 to 3600 (or 30s, 10m, 1h), not 'nan'"),
         ("shutdown_s = inf", "from 0 to 86400 (or 30s, 10m, 1h), not 'inf'"),
         ("shutdown_s = -1", "from 0 to 86400"),
         ("lease_s = [30]", "must be a number of seconds"),
@@ -114,10 +102,6 @@ def test_settings_are_immutable():
         ('processes = "auto"', "must be a whole number from 1 to 64, not 'auto'"),
         ("connect_timeout_s = 61", "from 1 to 60"),
         ("slow_factor = 0.5", "must be a number from 1 to 1000"),
-        (
-            "heartbeat_s = 11",
-            "heartbeat_s (pgworkd.toml): 11 is more than a third of lease_s = 30: set it to 10 or",
-        ),
         (
             "lease_s = 5",
             "heartbeat_s (default): 10 is more than a third of lease_s = 5: set it to 1.66 or less",
@@ -144,7 +128,6 @@ def test_settings_are_immutable():
             "unknown setting 'lese_s', did you mean lease_s?; pgworkd.toml: unknown setting",
         ),
         ("lease-s = 30", "unknown setting 'lease-s', did you mean lease_s?"),
-        ("[pgworkd]\nlease_s = 30", "pgworkd.toml: unknown setting 'pgworkd'"),
         ("_cli_parse_args = true", "unknown setting '_cli_parse_args'"),
         ("=", "pgworkd.toml is not valid TOML: Invalid statement (at line 1, column 1)"),
         ("poll_s = 1\npoll_s = 2", "is not valid TOML"),
@@ -153,10 +136,6 @@ def test_settings_are_immutable():
         ("queues = 5", 'queues (pgworkd.toml): must be a list like ["mail", "ocr=4"]'),
         ("queues = [1]", "must be a list like"),
         ('queues = ["a", "a=2"]', "queue 'a' is named twice"),
-        (
-            'queues = ["a=0"]',
-            "the concurrency of queue 'a' must be a whole number from 1 to 10000, as in name=4",
-        ),
         ('queues = ["a=10001"]', "concurrency of queue 'a'"),
         ('queues = ["a=-1"]', "concurrency of queue 'a'"),
         ('queues = ["a=4x"]', "concurrency of queue 'a'"),
