@@ -175,12 +175,6 @@ def test_a_port_in_use_ends_the_start(start: Start, dsn: str, processes: str) ->
         assert db.execute("SELECT status::text, attempts FROM pgworkd.jobs").fetchone() == ("pending", 0)
 
 
-def test_what_is_no_address_is_refused(start: Start) -> None:
-    run = start("run", "--app=notes:app", "--metrics-listen=9464", PGWORKD_DSN=NOWHERE)
-    assert run.ends() == 2
-    run.says("pgworkd: metrics_listen (flag): must be host:port, for example 127.0.0.1:9464")
-
-
 def test_ipv6(start: Start, dsn: str, tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

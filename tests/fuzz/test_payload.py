@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgworkd.core.payload import BYTES_MAX, DEPTH_MAX, clean_text, decode, encode
+from pgworkd.core.payload import BYTES_MAX, DEPTH_MAX, decode, encode
 from pgworkd.errors import InvalidPayload
 from tests.kits.models import FUZZ, in_time, nowhere
 
@@ -121,11 +121,3 @@ def _same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(_same, ours, theirs))
     return type(ours) is type(theirs) and bool(ours == theirs)
-
-
-@FUZZ
-@given(st.text(), st.integers(3, 200))
-def test_sanitized_text_is_storable_and_within_its_limit(text: str, bytes_max: int) -> None:
-    shown = clean_text(text, bytes_max)
-    assert len(shown.encode()) <= bytes_max
-    assert "\0" not in shown
