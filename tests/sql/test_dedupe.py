@@ -256,20 +256,6 @@ async def test_of_two_sessions_that_want_an_expired_key_one_gets_it(
 # Privileges and notifications
 
 
-async def test_a_role_that_may_only_insert_need_not_wait_for_the_daemon(db: Db) -> None:
-    await kept(db)
-    await v.clock(3600, db)
-    name = f"app_{uuid.uuid4().hex[:12]}"
-    await db.execute(
-        f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA pgworkd TO {name}; GRANT INSERT ON pgworkd.jobs TO {name}"
-    )
-    try:
-        await db.execute(f"SET ROLE {name}")
-        await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('q', 'k')")
-    finally:
-        await db.execute(f"RESET ROLE; DROP OWNED BY {name}; DROP ROLE {name}")
-
-
 async def test_keeping_a_key_notifies_nobody(db: Db, notices: Notices, connect: Connect) -> None:
     job_id = await keyed(db, until=UNTIL)
     worker_id = await v.worker(db)

@@ -4,52 +4,19 @@ from __future__ import annotations
 
 import uuid
 
-import asyncpg
 import pytest
 
 from tests.kits import verbs as v
-from tests.kits.sessions import Notices
 from tests.kits.verbs import Db
-
-from .conftest import Connect
 
 pytestmark = pytest.mark.usefixtures("t0")
 
 HOSTILE = """
 CREATE SCHEMA evil;
-CREATE TABLE evil.audit (LIKE pgworkd.audit);
-CREATE TABLE evil.batches (LIKE pgworkd.batches);
-CREATE TABLE evil.batch_additions (LIKE pgworkd.batch_additions);
-CREATE TABLE evil.jobs (LIKE pgworkd.jobs);
-CREATE TABLE evil.finished_jobs (LIKE pgworkd.finished_jobs);
-CREATE TABLE evil.finished_jobs_other (LIKE pgworkd.finished_jobs);
-CREATE TABLE evil.job_dependencies (LIKE pgworkd.job_dependencies);
-CREATE TABLE evil.progress (LIKE pgworkd.progress);
-CREATE TABLE evil.refused_rows (LIKE pgworkd.refused_rows);
-CREATE TABLE evil.result_waiters (LIKE pgworkd.result_waiters);
-CREATE TABLE evil.workers (LIKE pgworkd.workers);
-CREATE TABLE evil.pools (LIKE pgworkd.pools);
-CREATE TABLE evil.queues (LIKE pgworkd.queues);
-CREATE TABLE evil.schedules (LIKE pgworkd.schedules);
 CREATE FUNCTION evil.bang() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'evil code runs' USING ERRCODE = 'EVIL0';
 END $$;
-CREATE FUNCTION evil.clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT evil.bang(); SELECT now()';
-CREATE FUNCTION evil.new_id() RETURNS uuid LANGUAGE sql AS 'SELECT evil.bang(); SELECT gen_random_uuid()';
-CREATE FUNCTION evil.unnest(anyarray) RETURNS SETOF anyelement LANGUAGE sql AS 'SELECT evil.bang(); SELECT $1[1]';
-CREATE FUNCTION evil.cardinality(anyarray) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
-CREATE FUNCTION evil.array_position(text[], text) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
-CREATE FUNCTION evil.pg_notify(text, text) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
-CREATE FUNCTION evil.pg_try_advisory_xact_lock(int, int) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
-CREATE FUNCTION evil.jsonb_build_array(anyelement) RETURNS jsonb LANGUAGE sql AS 'SELECT NULL::jsonb';
-CREATE FUNCTION evil.jsonb_array_length(jsonb) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
-CREATE FUNCTION evil.cancel(uuid[]) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
-CREATE FUNCTION evil.wake(text[]) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
-CREATE FUNCTION evil.archive(uuid[], text, text) RETURNS int LANGUAGE sql AS 'SELECT evil.bang(); SELECT 0';
-CREATE FUNCTION evil.equal(uuid, uuid) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
-CREATE OPERATOR evil.= (LEFTARG = uuid, RIGHTARG = uuid, FUNCTION = evil.equal);
-CREATE TYPE evil.job_status AS ENUM ('evil');
 """
 
 HOSTILE_PATH = "SET search_path = evil, pg_catalog, pgworkd"
@@ -134,47 +101,6 @@ async def test_every_function_that_runs_a_statement_pins_its_search_path(db: Db)
     )
     # The excluded functions were parsed at creation. This one is inlined into others' statements; it touches no table.
     assert {row[0] for row in rows} <= {"add_error"}
-
-
-async def test_a_hostile_search_path_changes_nothing(db: Db, connect: Connect) -> None:
-    await db.execute(HOSTILE)
-    await db.execute("CREATE TEMP TABLE jobs (LIKE pgworkd.jobs); CREATE TEMP TABLE workers (LIKE pgworkd.workers)")
-    await db.execute(HOSTILE_PATH)
-    with pytest.raises(asyncpg.PostgresError) as caught:
-        await db.fetch("SELECT clock()")
-    assert caught.value.sqlstate == "EVIL0", "the path is hostile indeed"
-    completed, asked, lost = await every_verb(db)
-    for table in v.TABLES:
-        assert await db.fetchval(f"SELECT count(*) FROM evil.{table}") == 0  # noqa: S608 - names are ours
-    clean = await connect()
-    assert await v.statuses(clean, [completed, asked, lost]) == ["completed", "cancelled", "failed"]
-
-
-NAMES_OF_AN_INSERT = """
-CREATE FUNCTION evil.equal(text, text) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
-CREATE FUNCTION evil.equal(pgworkd.job_status, pgworkd.job_status) RETURNS bool LANGUAGE sql
-    AS 'SELECT evil.bang(); SELECT true';
-CREATE FUNCTION evil.before(timestamptz, timestamptz) RETURNS bool LANGUAGE sql AS 'SELECT evil.bang(); SELECT true';
-CREATE FUNCTION evil.first(timestamptz, timestamptz) RETURNS timestamptz LANGUAGE sql
-    AS 'SELECT evil.bang(); SELECT $1';
-CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal);
-CREATE OPERATOR evil.= (LEFTARG = pgworkd.job_status, RIGHTARG = pgworkd.job_status, FUNCTION = evil.equal);
-CREATE OPERATOR evil.<= (LEFTARG = timestamptz, RIGHTARG = timestamptz, FUNCTION = evil.before);
-CREATE AGGREGATE evil.min(timestamptz) (SFUNC = evil.first, STYPE = timestamptz);
-CREATE DOMAIN evil.text AS pg_catalog.text;
-CREATE FUNCTION evil.notify_pools(text, timestamptz) RETURNS void LANGUAGE sql AS 'SELECT evil.bang()';
-"""
-
-
-async def test_the_insert_trigger_ignores_the_callers_search_path(db: Db, notices: Notices) -> None:
-    await v.set_pool(db, await v.worker(db))
-    await db.execute(HOSTILE + NAMES_OF_AN_INSERT)
-    await db.execute(HOSTILE_PATH)
-    with pytest.raises(asyncpg.PostgresError) as caught:
-        await db.fetch("SELECT 'a'::pg_catalog.text = 'b'::pg_catalog.text")
-    assert caught.value.sqlstate == "EVIL0", "the path is hostile indeed"
-    await db.execute("INSERT INTO pgworkd.jobs (queue) VALUES ('q'), ('r')")
-    assert await notices.queues() == ["q"]
 
 
 @pytest.mark.parametrize(

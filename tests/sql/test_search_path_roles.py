@@ -14,8 +14,6 @@ from tests.kits.verbs import Db, at, clock, one, set_pool, statuses, worker
 
 from .test_search_path import every_verb
 
-pytestmark = pytest.mark.slow("daemons as each role")
-
 OPERATORS = ["=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "||", "->", "->>", "?", "&&", "@>", "~", "~~"]
 TYPES = """
 uuid text integer bigint timestamptz interval jsonb boolean float8 real numeric tid xid date anyarray anyenum
