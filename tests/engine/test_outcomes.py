@@ -39,26 +39,19 @@ RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 @pytest.mark.fast
 @pytest.mark.parametrize("name", RAISED)
-async def test_an_exception_in_a_coroutine_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
-    make, error = RAISED[name]
-
-    async def handle() -> None:
-        raise make()
-
-    row = await dead_end(dsn, db, handle)
-    assert row["error"].endswith(error)
-    assert "in handle" in json.loads(row["errors"])[0]["traceback"]
-
-
-@pytest.mark.parametrize("name", RAISED)
-async def test_an_exception_in_a_thread_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str) -> None:
+@pytest.mark.parametrize("mode", ["loop", "thread"])
+async def test_an_exception_fails_the_attempt(dsn: str, db: asyncpg.Connection[Any], name: str, mode: str) -> None:
     make, error = RAISED[name]
 
     def handle() -> None:
         raise make()
 
-    row = await dead_end(dsn, db, handle)
+    async def handle_in_loop() -> None:
+        raise make()
+
+    row = await dead_end(dsn, db, handle if mode == "thread" else handle_in_loop)
     assert row["error"].endswith(error)
+    assert "in handle" in json.loads(row["errors"])[0]["traceback"]
 
 
 async def _cancels_itself_and_waits() -> None:

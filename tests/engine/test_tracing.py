@@ -7,8 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
@@ -18,7 +16,6 @@ from pgworkd.client import enqueue
 from pgworkd.core import events
 from pgworkd.tracing import CHILD_S
 from tests.kits.daemon import insert, until, waits_for_status
-from tests.kits.models import examples
 from tests.kits.traces import (
     PARENT,
     SPAN,
@@ -210,24 +207,6 @@ async def test_garbage_never_fails_a_job_and_goes_no_further(dsn: str, db: Db, s
     metas = await db.fetch("SELECT meta->>'traceparent' AS parent, meta->'tracestate' AS state FROM pgworkd.jobs")
     assert {row["parent"][3:35] for row in metas} == {trace_id(span) for span in ran}
     assert [row["state"] for row in metas] == [None] * len(GARBAGE)
-
-
-async def test_any_meta_runs(dsn: str, db: Db, spans: Spans) -> None:
-    """Whatever JSON stands there."""
-    texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=80)
-    values = st.recursive(st.none() | st.booleans() | st.integers() | texts, lambda v: st.lists(v, max_size=3))
-    made: list[str] = []
-
-    @given(values, values)
-    @examples(150)
-    def make(parent: Any, state: Any) -> None:
-        made.append(json.dumps({"traceparent": parent, "tracestate": state}))
-
-    make()
-    await db.execute("INSERT INTO pgworkd.jobs (queue, meta) SELECT 'q', unnest($1::text[])::jsonb", made)
-    async with tracing(app_of(nothing), dsn):
-        ran = await spans.wait("process q", len(made))
-    assert {attributes(span)["pgworkd.job.outcome"] for span in ran} == {"completed"}
 
 
 async def test_a_torn_down_daemon_ends_its_spans(dsn: str, db: Db, spans: Spans) -> None:

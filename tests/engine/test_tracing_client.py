@@ -67,15 +67,6 @@ async def test_a_context_of_the_caller_is_kept(db: Db, spans: Spans, own: dict[s
     assert await metas(db) == [own] * 6
 
 
-async def test_other_meta_is_kept_beside_it(db: Db, spans: Spans) -> None:
-    jobs = [NewJob("q", {"n": n}, meta=meta) for n, meta in enumerate([None, {}, {"a": 1}, {"traceparent": PARENT}])]
-    with spans.app.start_as_current_span("request"):
-        await enqueue_many(db, jobs)
-    (sent,) = spans.all("enqueue q")
-    ours = {"traceparent": parent_of(sent)}
-    assert await metas(db) == [ours, ours, {"a": 1, **ours}, {"traceparent": PARENT}]
-
-
 async def test_many_jobs_in_several_statements_are_one_span(
     db: Db, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
