@@ -58,7 +58,8 @@ async def test_the_places_for_the_next_claim_are_returned_once(db: Db) -> None:
     await v.one(db, losses=2)
     rows = await db.fetch(
         "SELECT * FROM pgworkd.claim_for($1, $2, '{2,2}', '{NULL,NULL}', NULL, NULL, 'q', p_places => '{}')",
-        *([a, b], [await v.token(db, a), await v.token(db, b)]),
+        [a, b],
+        [await v.token(db, a), await v.token(db, b)],
     )
     extras = [row for row in rows if row["id"] is None]
     assert len(rows) == 4 + len(extras)

@@ -119,8 +119,12 @@ CASES = {
             pages=100,
         )
         for wanted in (
-            *("'cancel', 'small'", "'cancel', 'small', p_kind => 'small'", "'cancel', 'crowd', p_key => 'k'"),
-            *("'cancel', 'crowd', p_status => 'running'", "'retry', 'crowd'", "'discard', p_all => true"),
+            "'cancel', 'small'",
+            "'cancel', 'small', p_kind => 'small'",
+            "'cancel', 'crowd', p_key => 'k'",
+            "'cancel', 'crowd', p_status => 'running'",
+            "'retry', 'crowd'",
+            "'discard', p_all => true",
             "'cancel', 'crowd', p_batch => '00000000-0000-0000-0000-000000000000'",
         )
     },
