@@ -7,6 +7,8 @@ from uuid import UUID
 
 from pydantic import Field
 
+from pgworkd.admin.batches import ResultRow
+from pgworkd.client.batch_types import Progress
 from pgworkd.client.new_job import NewJob
 from pgworkd.gateway.api.models.jobs import (
     BULK_MAX,
@@ -117,18 +119,8 @@ class Sealed(Answer):
     sealed: bool
 
 
-class BatchState(Answer):
+class BatchState(Answer, row=Progress):
     """The progress of one batch: `done` of `total` jobs have finished."""
-
-    id: UUID
-    name: str
-    depth: int
-    state: str
-    total: int
-    done: int
-    completed: int
-    dead: int
-    cancelled: int
 
 
 class BatchOut(BatchState):
@@ -137,11 +129,9 @@ class BatchOut(BatchState):
     below: list[BatchState]
 
 
-class ResultOut(Answer):
+class ResultOut(Answer, row=ResultRow, without=("batch_id",)):
     """A completed job of a batch."""
 
-    batch: str
-    id: UUID
     payload: dict[str, Any]
     result: Any
 

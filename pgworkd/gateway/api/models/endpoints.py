@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pgworkd.admin.endpoints import EndpointRow
 from pgworkd.gateway.api.models.jobs import Answer, Model
 
 
@@ -23,22 +23,11 @@ class EndpointIn(Model):
     allow_private: bool = Field(False, description="Also addresses that are not of the public internet")
 
 
-class EndpointOut(Answer):
+class EndpointOut(Answer, row=EndpointRow):
     """An endpoint. `state`: live, paused or disabled; `reason`: why; `url`, `headers`: for the scope admin."""
 
-    name: str
     url: str | None
-    mode: str
-    timeout_s: float
-    callback_timeout_s: float
     headers: dict[str, str] | None
-    secret_name: str | None
-    unsigned: bool
-    allow_private: bool
-    state: str
-    reason: str | None
-    paused_until: datetime | None
-    queues: list[str]
 
 
 class EndpointsOut(Answer):

@@ -6,12 +6,13 @@ by the verbs, as for every caller.
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, get_type_hints
 from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow
 from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, NewJob
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.validation import ROWS_MAX
@@ -63,7 +64,16 @@ class Model(BaseModel):
 
 
 class Answer(BaseModel):
-    """An answer; newer versions may add members."""
+    """An answer; newer versions may add members.
+
+    One that shows a row of `Admin` names its class: `row`, whose fields come first, but for those in `without`.
+    """
+
+    def __init_subclass__(cls, row: type | None = None, without: Collection[str] = (), **config: Any) -> None:
+        super().__init_subclass__(**config)
+        if row is not None:
+            shown = {name: kind for name, kind in get_type_hints(row).items() if name not in without}
+            cls.__annotations__ = shown | cls.__annotations__  # pydantic reads them after this
 
 
 class AnyJob(Model):
@@ -154,11 +164,9 @@ class Edit(Model):
     priority: Priority | None = None
 
 
-class Created(Answer):
+class Created(Answer, row=EnqueuedJob):
     """The job's id: of a new one (`created`), or of the one with that dedupe key, which may have been `changed`."""
 
-    id: UUID
-    created: bool
     changed: bool = False
 
 
@@ -206,56 +214,17 @@ class Names(Answer):
     ids: dict[str, UUID]
 
 
-class JobOut(Answer):
+class JobOut(Answer, row=JobDetails, without=("worker_id", "payload", "meta", "result", "errors")):
     """A job. `payload`, `meta`, `result` and `errors` are there for scope `payload` only."""
 
-    id: UUID
-    queue: str
-    kind: str
-    status: str
-    priority: int
-    run_at: datetime | None
-    created_at: datetime | None
-    expires_at: datetime | None
-    claimed_at: datetime | None
-    started_at: datetime | None
-    failed_at: datetime | None
-    finished_at: datetime | None
-    attempts: int
-    failures: int
-    max_attempts: int | None
-    worker: str | None
-    schedule: str | None
-    occurrence: datetime | None
-    dedupe_key: str | None
-    serialize_key: str | None
-    limit_key: str | None
-    batch_id: UUID | None
-    waits: str | None
-    progress: float | None
-    doing: str | None
-    error: str | None
     payload: dict[str, Any] | None = None
     meta: dict[str, Any] | None = None
     result: Any = None
     errors: list[Any] | None = None
 
 
-class JobLine(Answer):
+class JobLine(Answer, row=JobRow):
     """A job in a list."""
-
-    id: UUID
-    queue: str
-    kind: str
-    status: str
-    priority: int
-    run_at: datetime | None
-    created_at: datetime | None
-    finished_at: datetime | None
-    attempts: int
-    failures: int
-    max_attempts: int | None
-    error: str | None
 
 
 class JobPage(Answer):

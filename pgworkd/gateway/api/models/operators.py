@@ -8,6 +8,9 @@ from uuid import UUID
 
 from pydantic import Field
 
+from pgworkd.admin.dead import DeadGroup
+from pgworkd.admin.queries import AuditRow, ListedSchedule, QueueRow, WorkerRow
+from pgworkd.admin.tokens import TokenRow
 from pgworkd.core.recurrence import MISSED_GRACE_S
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.gateway.api.models.jobs import (
@@ -69,22 +72,9 @@ class SettingOut(Answer):
     source: str = Field(alias="from")
 
 
-class QueueOut(Answer):
+class QueueOut(Answer, row=QueueRow):
     """A queue. `oldest_due_s`: seconds the oldest due job has waited."""
 
-    queue: str
-    due: int
-    scheduled: int
-    running: int
-    failed: int
-    blocked: int
-    dead: int
-    oldest_due_s: float | None
-    workers: int
-    slots: int
-    paused: bool
-    paused_until: datetime | None
-    sample_age_s: float | None
     settings: dict[str, SettingOut]
 
 
@@ -150,22 +140,8 @@ class EnableIn(Model):
     enabled: bool
 
 
-class ScheduleOut(Answer):
+class ScheduleOut(Answer, row=ListedSchedule):
     """A schedule. `source`: code or sql. `next_at`: when its pending occurrence is due; `status`: of that job."""
-
-    name: str
-    queue: str
-    kind: str
-    cron: str | None
-    every_s: int | None
-    timezone: str
-    missed: str
-    enabled: bool
-    source: str
-    last_at: datetime | None
-    next_at: datetime | None
-    status: str | None
-    error: str | None
 
 
 class SchedulesOut(Answer):
@@ -187,20 +163,8 @@ class Removed(Answer):
     removed: bool
 
 
-class WorkerOut(Answer):
+class WorkerOut(Answer, row=WorkerRow):
     """A worker. `kind`: daemon, gateway or remote; `state`: running, blocked, stopping, vanished or lost."""
-
-    id: int
-    name: str
-    pid: int
-    version: str
-    state: str
-    started_at: datetime | None
-    heartbeat_age_s: float
-    lease_left_s: float
-    running: int
-    queues: list[str]
-    kind: str
 
 
 class WorkersOut(Answer):
@@ -209,21 +173,8 @@ class WorkersOut(Answer):
     workers: list[WorkerOut]
 
 
-class DeadGroupOut(Answer):
+class DeadGroupOut(Answer, row=DeadGroup):
     """Dead jobs of one queue, kind and group of errors; `group` null: not counted yet. `sample`: who died last."""
-
-    group: int | None
-    queue: str
-    kind: str
-    error_type: str
-    error: str
-    dead: int
-    first_at: datetime | None
-    last_at: datetime | None
-    new: bool
-    muted_until: datetime | None
-    muted: bool
-    sample: UUID
 
 
 class DeadOut(Answer):
@@ -248,15 +199,9 @@ class Muted(Answer):
     for_s: float
 
 
-class AuditEntry(Answer):
+class AuditEntry(Answer, row=AuditRow):
     """Who did what; `before` and `after`: of what changed."""
 
-    id: int
-    at: datetime | None
-    who: str
-    what: str
-    queue: str
-    job_id: UUID | None
     before: Any
     after: Any
 
@@ -282,17 +227,10 @@ class TokenMade(Answer):
     token: str
 
 
-class TokenOut(Answer):
+class TokenOut(Answer, row=TokenRow):
     """A token without its secret. `state`: live, expired or revoked."""
 
-    id: str
-    name: str
     scopes: dict[str, list[str] | None]
-    created_at: datetime | None
-    created_by: str
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    state: str
 
 
 class TokensOut(Answer):
