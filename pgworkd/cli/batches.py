@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any
-from pgworkd.cli.output import as_json, is_terminal, out, table
+from pgworkd.cli.output import as_json, is_terminal, listed, out
 from pgworkd.core.validation import counted
 from pgworkd.errors import BatchClosed, UsageError
 from pgworkd.process.redaction import escaped
@@ -20,22 +20,7 @@ if TYPE_CHECKING:
 
 BAR_CHARS = 20
 REFRESH_S = 0.5
-_COLUMNS = (
-    "id",
-    "name",
-    "queue",
-    "state",
-    "batches",
-    "total",
-    "done",
-    "dead",
-    "cancelled",
-    "created_at",
-    "finished_at",
-)
-
-_COLUMNS_TERMINAL = "id state name done total queue batches created_at finished_at cancelled dead".split()
-"""A narrow terminal omits the columns before the last first, from the right."""
+_NARROW = "id state name done total queue batches created_at finished_at cancelled dead"
 
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The batch's id.")]
 
@@ -56,12 +41,9 @@ def batches(
         if json or name is not None or dsn is not None:
             raise UsageError(f"put options after: pgworkd batches {context.invoked_subcommand} ...")
         return
-    rows = ask_any(dsn, lambda admin: admin.batches.find(name, limit))
-    if json:
-        as_json([row._asdict() for row in rows])
-    else:
-        columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
-        table(columns, [[getattr(row, name) for name in columns] for row in rows])
+    from pgworkd.admin.batches import TreeRow
+
+    listed(ask_any(dsn, lambda admin: admin.batches.find(name, limit)), TreeRow._fields, _NARROW, json=json)
 
 
 @group.command()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,13 +20,15 @@ from pgworkd.cli.common import (
     note_unknown,
     settings_of,
 )
-from pgworkd.cli.output import as_json, is_terminal, note, out, table
+from pgworkd.cli.output import as_json, listed, note, out, table
 from pgworkd.core.validation import counted
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.queries import Stats, WorkerRow
     from pgworkd.core.origin import Origin
+
+_WORKERS_NARROW = "id name state running heartbeat_age_s lease_left_s pid started_at version queues kind"
 
 
 class Metric(StrEnum):
@@ -43,39 +44,13 @@ class Metric(StrEnum):
 
 def workers(*, json: Json = False, dsn: Dsn = None) -> None:
     """List the workers and the state of their leases."""
-    columns = (
-        "id",
-        "name",
-        "pid",
-        "version",
-        "state",
-        "started_at",
-        "heartbeat_age_s",
-        "lease_left_s",
-        "running",
-        "queues",
-        "kind",
-    )
-    if is_terminal():  # a narrow one omits the rightmost first
-        columns = (
-            "id",
-            "name",
-            "state",
-            "running",
-            "heartbeat_age_s",
-            "lease_left_s",
-            "pid",
-            "started_at",
-            "version",
-            "queues",
-            "kind",
-        )
+    from pgworkd.admin.queries import WorkerRow
 
     async def question(admin: Admin) -> list[WorkerRow]:
         await note_standby(admin)
         return await admin.workers()
 
-    _show(ask_any(dsn, question), columns, json=json)
+    listed(ask_any(dsn, question), WorkerRow._fields, _WORKERS_NARROW, json=json)
 
 
 def stats(
@@ -151,10 +126,3 @@ def config_show() -> None:
     table(("setting", "value", "from"), describe(settings), whole=True)
     for line in settings.notes:
         note(line)
-
-
-def _show(rows: Sequence[Any], columns: Sequence[str], *, json: bool) -> None:
-    if json:
-        as_json([row._asdict() for row in rows])
-    else:
-        table(columns, [[getattr(row, name) for name in columns] for row in rows])

@@ -23,7 +23,7 @@ from pgworkd.cli.common import (
     instant_of,
     stdin_text,
 )
-from pgworkd.cli.output import as_json, brief_error, cell, is_terminal, note, out, parsed, table
+from pgworkd.cli.output import as_json, brief_error, cell, listed, note, out, parsed
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process.redaction import escaped
 
@@ -60,7 +60,7 @@ class OnDuplicate(StrEnum):
 
 
 _COLUMNS = ("id", "queue", "kind", "status", "priority", "attempts", "failures", "run_at", "finished_at", "error")
-_COLUMNS_TERMINAL = ("id", "queue", "kind", "status", "attempts", "run_at", "error")
+_NARROW = "id queue kind status attempts run_at error"
 
 
 def enqueue(
@@ -154,12 +154,8 @@ def jobs(
         return found
 
     found = ask_any(dsn, question)
-    if json:
-        as_json([row._asdict() for row in found.rows])
-    else:
-        columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
-        rows = [row._replace(error=brief_error(row.error)) for row in found.rows]
-        table(columns, [[getattr(row, name) for name in columns] for row in rows])
+    rows = found.rows if json else [row._replace(error=brief_error(row.error)) for row in found.rows]
+    listed(rows, _COLUMNS, _NARROW, json=json)
     if not found.complete:
         note(f"only the newest {HISTORY_ROWS_MAX:,} finished jobs were searched")
 

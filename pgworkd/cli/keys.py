@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any
-from pgworkd.cli.output import as_json, note, out, table
+from pgworkd.cli.output import listed, note, out
 from pgworkd.errors import UsageError
 from pgworkd.process.redaction import escaped
 
@@ -34,12 +34,8 @@ def keys(
         if json or (queue, key, dsn) != (None,) * 3:
             raise UsageError(f"put options after: pgworkd keys {context.invoked_subcommand} ...")
         return
-    rows = ask_any(dsn, lambda admin: admin.keys.find(queue, key, limit))
-    if json:
-        as_json([row._asdict() for row in rows])
-        return
     columns = ("dedupe_key", "queue", "batch", "until", "ended_as", "id")
-    table(columns, [[getattr(row, name) for name in columns] for row in rows])
+    listed(ask_any(dsn, lambda admin: admin.keys.find(queue, key, limit)), columns, json=json)
 
 
 @group.command()

@@ -104,6 +104,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bo
     out("\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines))
 
 
+def listed(rows: Sequence[Any], columns: Sequence[str], narrow: str = "", *, json: bool) -> None:
+    """Prints rows of `Admin`: whole as JSON, else these columns of them; on a terminal in the order of `narrow`.
+
+    A narrow terminal omits the rightmost first.
+    """
+    if json:
+        as_json([row._asdict() for row in rows])
+        return
+    names = narrow.split() if narrow and is_terminal() else columns
+    table(names, [[getattr(row, name) for name in names] for row in rows])
+
+
 def as_json(value: Any) -> None:
     """Prints JSON; instants in ISO 8601, UTC."""
     out(json.dumps(value, indent=2, default=_plain).replace("\x7f", "\\u007f"))  # the one control that JSON leaves

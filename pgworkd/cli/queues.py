@@ -28,13 +28,7 @@ if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.settings.queue import EffectiveSetting
 
-_COLUMNS = """
-    queue due scheduled running failed blocked dead oldest_due_s workers slots paused paused_until sample_age_s
-""".split()
-_COLUMNS_TERMINAL = """
-    queue paused due running failed dead oldest_due_s workers slots blocked scheduled paused_until sample_age_s
-""".split()
-"""A narrow terminal omits the rightmost columns first."""
+_NARROW = "queue paused due running failed dead oldest_due_s workers slots blocked scheduled paused_until sample_age_s"
 
 ForS = Annotated[
     float | None, duration("--for", "--for-s", text="Length of the pause, such as 10m; default: until resumed.")
@@ -76,7 +70,9 @@ def queues(context: typer.Context, *, exact: Exact = False, json: Json = False, 
             raise UsageError(f"put --exact, --json and --dsn after: pgworkd queues {context.invoked_subcommand} ...")
         return
 
-    async def question(admin: Admin) -> tuple[Sequence[Any], Mapping[str, list[EffectiveSetting]]]:
+    from pgworkd.admin.queries import QueueRow
+
+    async def question(admin: Admin) -> tuple[Sequence[QueueRow], Mapping[str, list[EffectiveSetting]]]:
         await note_standby(admin)
         return await admin.queues.find(exact=exact), await admin.queues.settings()
 
@@ -84,7 +80,7 @@ def queues(context: typer.Context, *, exact: Exact = False, json: Json = False, 
     if json:
         as_json([row._asdict() | {"settings": _plain(settings.get(row.queue))} for row in rows])
         return
-    columns = _COLUMNS_TERMINAL if is_terminal() else _COLUMNS
+    columns = _NARROW.split() if is_terminal() else QueueRow._fields
     shown = [
         [*(getattr(row, name) for name in columns), _brief(settings.get(row.queue), omit="paused")] for row in rows
     ]
