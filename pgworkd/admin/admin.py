@@ -13,12 +13,12 @@ from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchOperations
 from pgworkd.admin.dead import DeadOperations
-from pgworkd.admin.doctor_database import LockWait, RefusedRows, Sessions
+from pgworkd.admin.doctor_database import Doctor, LockWait, RefusedRows, ServerFacts, Sessions
 from pgworkd.admin.doctor_queries import Health
 from pgworkd.admin.endpoints import EndpointOperations
 from pgworkd.admin.jobs import JobOperations
 from pgworkd.admin.keys import KeyOperations
-from pgworkd.admin.queries import AuditRow, Doctor, ServerFacts, Stats, WorkerRow
+from pgworkd.admin.queries import AuditRow, Stats, WorkerRow
 from pgworkd.admin.queues import QueueOperations
 from pgworkd.admin.schedules import ScheduleOperations
 from pgworkd.admin.tokens import TokenOperations
@@ -83,7 +83,7 @@ class Admin:
 
     async def server(self) -> ServerFacts:
         """Facts about the server that need no schema."""
-        return ServerFacts(*(await self._connection.fetch(sql.SERVER))[0])
+        return ServerFacts(*(await self._connection.fetch(doctor_database.SERVER))[0])
 
     async def locks(self) -> list[LockWait]:
         """What sessions have waited for, for more than a second, of locks on all of a table or queue."""
@@ -113,7 +113,7 @@ class Admin:
 
     async def doctor(self) -> Doctor:
         """Facts about the database that need the schema. Dead jobs are counted up to health.DEAD_MAX."""
-        return Doctor(*(await self._connection.fetch(sql.DOCTOR, health.DEAD_MAX))[0])
+        return Doctor(*(await self._connection.fetch(doctor_database.DOCTOR, health.DEAD_MAX))[0])
 
     async def health(self, *, standby: bool = False) -> Health:
         """What keeps jobs from running, for at most health.QUEUES_MAX queues, at a cost independent of their jobs.

@@ -6,19 +6,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from pgworkd.admin.queries import read
+from pgworkd.admin.queries import read, select
 from pgworkd.client.batch_types import Cancelled, Progress
 from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 from pgworkd.errors import BatchClosed
-
-_TREES = """SELECT id, name, queue, state, batches, total, done, dead, cancelled,
-        extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8
-    FROM pgworkd.batch_trees WHERE $1::text IS NULL OR name = $1 ORDER BY id DESC LIMIT $2"""
-_TREE = """SELECT id, name, depth, state, total, done, completed, dead, cancelled
-    FROM pgworkd.batch_tree($1) LIMIT 10000"""
-
-_RESULTS = "SELECT batch_id, batch, id, payload::text, result::text FROM pgworkd.batch_results($1, $2, $3, $4, $5)"
 
 
 class TreeRow(NamedTuple):
@@ -48,6 +40,11 @@ class ResultRow(NamedTuple):
     id: UUID
     payload: str
     result: str | None
+
+
+_TREES = select(TreeRow, "FROM pgworkd.batch_trees WHERE $1::text IS NULL OR name = $1 ORDER BY id DESC LIMIT $2")
+_TREE = select(Progress, "FROM pgworkd.batch_tree($1) LIMIT 10000")
+_RESULTS = select(ResultRow, "FROM pgworkd.batch_results($1, $2, $3, $4, $5)")
 
 
 class BatchOperations:

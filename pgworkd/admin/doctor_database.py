@@ -6,6 +6,32 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
+class Doctor(NamedTuple):
+    """Facts about a database that has the schema. Times in seconds; None where this role lacks the privilege."""
+
+    autovacuum: bool
+    oldest_transaction_s: float | None
+    oldest_transaction: str | None
+    sees_all_sessions: bool
+    workers: int
+    workers_lost: int
+    dead: int
+    tomorrow: bool
+    """Whether finished_jobs has a partition for tomorrow."""
+    notify_queue: float
+    """Fraction of the server's notification queue in use, 0 to 1."""
+
+
+class ServerFacts(NamedTuple):
+    """Facts about any server. `clock_s` is its time in seconds since the epoch."""
+
+    version: str
+    version_num: int
+    read_only: bool
+    clock_s: float
+    standby: bool = False
+
+
 class LockWait(NamedTuple):
     """Sessions that wait for a lock on all of a table or queue of ours, and the one that they all wait for."""
 
@@ -44,6 +70,31 @@ class Sessions(NamedTuple):
     used: int
 
 
+SERVER = """SELECT current_setting('server_version'), current_setting('server_version_num')::int,
+    pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
+    extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery()"""
+DOCTOR = """WITH oldest AS (
+        SELECT extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age_s,
+               format('pid %s (%s, %s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename), a.state) AS who
+        FROM pg_stat_activity a
+        WHERE a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
+          AND a.datname = current_database()
+        UNION ALL
+        SELECT extract(epoch FROM clock_timestamp() - p.prepared)::float8, format('prepared transaction %L', p.gid)
+        FROM pg_prepared_xacts p WHERE p.database = current_database()
+        ORDER BY 1 DESC LIMIT 1)
+    SELECT current_setting('autovacuum')::boolean AND NOT EXISTS (
+               SELECT FROM pg_class c WHERE c.oid = 'pgworkd.jobs'::regclass
+               AND c.reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off']),
+           (SELECT o.age_s FROM oldest o), (SELECT o.who FROM oldest o),
+           pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
+           (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NULL AND lease_until >= pgworkd.clock()
+                AND kind IN ('daemon', 'remote')),
+           (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NOT NULL OR lease_until < pgworkd.clock()),
+           (SELECT count(*) FROM (SELECT FROM pgworkd.jobs WHERE status = 'dead' LIMIT $1) d),
+           to_regclass('pgworkd.finished_jobs_' || to_char((pgworkd.clock() AT TIME ZONE 'UTC') + interval '1 day',
+                                                           'YYYYMMDD')) IS NOT NULL,
+           pg_notification_queue_usage()"""
 # Neither reads a table of ours, which may be locked.
 LOCKS = """WITH RECURSIVE waits AS MATERIALIZED (
         SELECT l.pid, coalesce(c.relname::text, 'a queue') AS what, pg_blocking_pids(l.pid) AS behind,

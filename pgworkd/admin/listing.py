@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pgworkd.admin.queries import JobRow, read
+from pgworkd.admin.queries import ENDED_AS, OF_JOB, JobRow, read, select
 from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 
@@ -20,38 +20,13 @@ WALK_ROWS = 20_000
 """Rows of each table that a page looks at."""
 # Each walks its table by id, downwards, and also returns one row without an id: how many rows it has seen, and where it
 # stopped. Payloads are not read.
-_LIVE = """WITH walked AS MATERIALIZED (
-        SELECT id, queue, kind, status, priority, run_at, created_at, attempts, failures, max_attempts, error,
-            dedupe_key, serialize_key, limit_key, batch_id
-        FROM pgworkd.jobs WHERE $1::uuid IS NULL OR id < $1 ORDER BY id DESC LIMIT $9),
-    found AS (
-        SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status::text, priority,
-            extract(epoch FROM run_at)::float8 AS run_at, extract(epoch FROM created_at)::float8 AS created_at,
-            NULL::float8 AS finished_at, attempts, failures, max_attempts::int, error
-        FROM walked w
-        WHERE status <> 'completed'  -- rows that only keep a dedupe key
+_WALK = """WITH walked AS MATERIALIZED (
+        SELECT id, queue, kind, {status} AS status, priority, run_at, created_at, {finished_at} AS finished_at,
+            attempts, failures, max_attempts, error, dedupe_key, serialize_key, limit_key, batch_id
+        FROM {table} WHERE $1::uuid IS NULL OR id < $1 ORDER BY id DESC LIMIT $9),
+    found AS ({found}
+        WHERE {which}
           AND ($2::text IS NULL OR queue = $2) AND ($3::text IS NULL OR coalesce(kind, queue) = $3)
-          AND ($4::text IS NULL OR status::text = $4)
-          AND ($5::text IS NULL OR $5 IN (dedupe_key, serialize_key, limit_key))
-          AND ($6::uuid IS NULL OR batch_id = $6)
-          AND ($7::bigint IS NULL OR EXISTS (
-              SELECT FROM pgworkd.deaths d WHERE d.job_id = w.id AND d.group_id = $7))
-          AND ($10::timestamptz IS NULL OR created_at >= $10) AND ($11::timestamptz IS NULL OR created_at < $11)
-        ORDER BY id DESC LIMIT $8)
-    SELECT * FROM found
-    UNION ALL
-    SELECT NULL, NULL, NULL, NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL, min(id::text) FROM walked"""
-_FINISHED = """WITH walked AS MATERIALIZED (
-        SELECT id, queue, kind, CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END AS status, priority,
-            run_at, created_at, finished_at, attempts, failures, max_attempts, error, dedupe_key, serialize_key,
-            limit_key, batch_id
-        FROM pgworkd.finished_jobs WHERE $1::uuid IS NULL OR id < $1 ORDER BY id DESC LIMIT $9),
-    found AS (
-        SELECT id, queue::text, coalesce(kind, queue)::text AS kind, status, priority,
-            extract(epoch FROM run_at)::float8 AS run_at, extract(epoch FROM created_at)::float8 AS created_at,
-            extract(epoch FROM finished_at)::float8 AS finished_at, attempts, failures, max_attempts::int, error
-        FROM walked w
-        WHERE ($2::text IS NULL OR queue = $2) AND ($3::text IS NULL OR coalesce(kind, queue) = $3)
           AND ($4::text IS NULL OR status = $4)
           AND ($5::text IS NULL OR $5 IN (dedupe_key, serialize_key, limit_key))
           AND ($6::uuid IS NULL OR batch_id = $6)
@@ -59,9 +34,25 @@ _FINISHED = """WITH walked AS MATERIALIZED (
               SELECT FROM pgworkd.deaths d WHERE d.job_id = w.id AND d.group_id = $7))
           AND ($10::timestamptz IS NULL OR created_at >= $10) AND ($11::timestamptz IS NULL OR created_at < $11)
         ORDER BY id DESC LIMIT $8)
-    SELECT * FROM found
-    UNION ALL
-    SELECT NULL, NULL, NULL, NULL, count(*)::int, NULL, NULL, NULL, NULL, NULL, NULL, min(id::text) FROM walked"""
+    SELECT * FROM found UNION ALL {end}"""
+_SELECTED = {
+    "found": select(JobRow, "FROM walked w", **OF_JOB),
+    "end": select(
+        JobRow,
+        "FROM walked",
+        **dict.fromkeys(JobRow._fields, "NULL") | {"priority": "count(*)::int", "error": "min(id::text)"},
+    ),
+}
+_LIVE = _WALK.format(
+    table="pgworkd.jobs",
+    status="status::text",
+    finished_at="NULL::timestamptz",
+    which="status <> 'completed'",  # rows that only keep a dedupe key
+    **_SELECTED,
+)
+_FINISHED = _WALK.format(
+    table="pgworkd.finished_jobs", status=ENDED_AS, finished_at="finished_at", which="true", **_SELECTED
+)
 
 
 class Listed(NamedTuple):

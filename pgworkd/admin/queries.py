@@ -5,19 +5,17 @@ Instants are the database's; one outside the years 1 to 9999, as other clients m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 from uuid import UUID
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
+_INSTANT = datetime | None
 
 HISTORY_ROWS_MAX = 100_000
 """How many of the newest finished jobs a filter searches: the history itself has no bound."""
-_INSTANTS = frozenset(
-    "run_at created_at started_at claimed_at failed_at finished_at occurrence last_at next_at first_at expires_at "
-    "until paused_until muted_until revoked_at at".split()
-)
 
 
 class QueueRow(NamedTuple):
@@ -174,36 +172,25 @@ class AuditRow(NamedTuple):
     after: str
 
 
-class Doctor(NamedTuple):
-    """Facts about a database that has the schema. Times in seconds; None where this role lacks the privilege."""
-
-    autovacuum: bool
-    oldest_transaction_s: float | None
-    oldest_transaction: str | None
-    sees_all_sessions: bool
-    workers: int
-    workers_lost: int
-    dead: int
-    tomorrow: bool
-    """Whether finished_jobs has a partition for tomorrow."""
-    notify_queue: float
-    """Fraction of the server's notification queue in use, 0 to 1."""
-
-
-class ServerFacts(NamedTuple):
-    """Facts about any server. `clock_s` is its time in seconds since the epoch."""
-
-    version: str
-    version_num: int
-    read_only: bool
-    clock_s: float
-    standby: bool = False
-
-
 def read(row_type: Callable[..., Row], row: Sequence[Any]) -> Row:
     """A row as `row_type`, its instants (seconds since the epoch in SQL) as datetimes."""
-    names = row_type._fields  # type: ignore[attr-defined]
-    return row_type(*(_instant(v) if n in _INSTANTS else v for n, v in zip(names, row, strict=True)))
+    fields = _types(row_type).items()
+    return row_type(*(_instant(v) if kind == _INSTANT else v for (_, kind), v in zip(fields, row, strict=True)))
+
+
+def select(row_type: Callable[..., Any], rest: str, table: str = "", **others: str) -> str:
+    """A SELECT of rows for `read`, each field from the column of its name; `rest` begins with FROM.
+
+    `table`: what stands before these names, such as "j."; `others`: by field, what to select in place of its column.
+    """
+    casts = {str: "{}::text", str | None: "{}::text", _INSTANT: "extract(epoch FROM {})::float8"}
+    columns = {name: casts.get(kind, "{}").format(table + name) for name, kind in _types(row_type).items()}
+    return f"SELECT {', '.join((columns | others).values())} {rest}"
+
+
+@functools.cache
+def _types(row_type: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(row_type)
 
 
 def _instant(epoch_s: float | None) -> datetime | None:
@@ -234,47 +221,52 @@ WORKERS = """SELECT id, name, pid, version,
     extract(epoch FROM started_at)::float8, extract(epoch FROM pgworkd.clock() - seen_at)::float8,
     extract(epoch FROM lease_until - pgworkd.clock())::float8, running, coalesce(queues, '{}'), kind
     FROM pgworkd.worker_stats WHERE kind <> 'standing' ORDER BY id"""
+OF_JOB = {"kind": "coalesce(kind, queue)::text", "max_attempts": "max_attempts::int"}
+ENDED_AS = "CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END"
+"""The status of a job in the history."""
 # One statement per table, each read from its newest id on until the limit. Live jobs are few, whatever the size of the
 # history, and their rare statuses (running, dead) are indexed; of the history only the newest part is searched.
-LIVE_JOBS = """SELECT id, queue::text, coalesce(kind, queue)::text, status::text, priority,
-        extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8, NULL::float8,
-        attempts, failures, max_attempts::int, error
-    FROM pgworkd.jobs
+LIVE_JOBS = select(
+    JobRow,
+    """FROM pgworkd.jobs
     WHERE status <> 'completed'  -- rows that only keep a dedupe key
       AND ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
       AND ($3::text IS NULL OR status = $3::text::pgworkd.job_status)
-    ORDER BY id DESC LIMIT $4"""
-FINISHED_JOBS = """SELECT id, queue, coalesce(kind, queue),
-        CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END, priority,
-        extract(epoch FROM run_at)::float8, extract(epoch FROM created_at)::float8,
-        extract(epoch FROM finished_at)::float8, attempts, failures, max_attempts, error
-    FROM (SELECT * FROM pgworkd.finished_jobs ORDER BY id DESC LIMIT $5) newest
+    ORDER BY id DESC LIMIT $4""",
+    finished_at="NULL::float8",
+    **OF_JOB,
+)
+FINISHED_JOBS = select(
+    JobRow,
+    """FROM (SELECT * FROM pgworkd.finished_jobs ORDER BY id DESC LIMIT $5) newest
     WHERE ($1::text IS NULL OR queue = $1) AND ($2::text IS NULL OR coalesce(kind, queue) = $2)
       AND ($3::text IS NULL OR CASE status WHEN 'dead' THEN 'discarded' ELSE status::text END = $3)
-    ORDER BY id DESC LIMIT $4"""
+    ORDER BY id DESC LIMIT $4""",
+    status=ENDED_AS,
+    **OF_JOB,
+)
 MORE_FINISHED_JOBS = "SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET $1 LIMIT 1)"
-ONE_JOB = """SELECT j.id, j.queue, j.kind, j.status::text, j.priority, extract(epoch FROM j.run_at)::float8,
-        extract(epoch FROM j.created_at)::float8, extract(epoch FROM j.expires_at)::float8,
-        extract(epoch FROM j.claimed_at)::float8, extract(epoch FROM j.started_at)::float8,
-        extract(epoch FROM j.failed_at)::float8, extract(epoch FROM j.finished_at)::float8,
-        j.attempts, j.failures, j.max_attempts, j.worker_id,
-        (SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id), j.schedule,
-        extract(epoch FROM j.occurrence)::float8, j.dedupe_key, j.serialize_key, j.limit_key, j.batch_id,
-        CASE j.status::text WHEN 'blocked' THEN (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id)
-        WHEN 'running' THEN (
-            SELECT 'waits for a callback until '
-                || to_char(r.lease_until::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
-            FROM pgworkd.jobs r JOIN pgworkd.workers w ON w.id = r.worker_id
-            WHERE r.id = j.id AND w.kind = 'standing' AND w.name = 'push')
-        WHEN 'completed' THEN NULL ELSE (
-            SELECT format('waits for the endpoint "%s", which is %s', e.name, CASE WHEN e.disabled_at IS NULL
-                THEN 'paused: ' || e.paused_why ELSE 'disabled: ' || e.disabled_why END)
-            FROM pgworkd.queues q JOIN pgworkd.endpoints e ON e.name = q.endpoint
-            WHERE q.name = j.queue AND j.status IN ('pending', 'failed')
-              AND (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock())) END,
-        p.done::float8, nullif(p.message, ''), j.error,
-        j.payload::text, j.result::text, j.meta::text, j.errors::text
-    FROM pgworkd.jobs_of(ARRAY[$1::uuid]) j LEFT JOIN pgworkd.job_progress p ON p.id = j.id"""
+_WAITS = """CASE j.status::text WHEN 'blocked' THEN (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id)
+    WHEN 'running' THEN (
+        SELECT 'waits for a callback until '
+            || to_char(r.lease_until::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+        FROM pgworkd.jobs r JOIN pgworkd.workers w ON w.id = r.worker_id
+        WHERE r.id = j.id AND w.kind = 'standing' AND w.name = 'push')
+    WHEN 'completed' THEN NULL ELSE (
+        SELECT format('waits for the endpoint "%s", which is %s', e.name, CASE WHEN e.disabled_at IS NULL
+            THEN 'paused: ' || e.paused_why ELSE 'disabled: ' || e.disabled_why END)
+        FROM pgworkd.queues q JOIN pgworkd.endpoints e ON e.name = q.endpoint
+        WHERE q.name = j.queue AND j.status IN ('pending', 'failed')
+          AND (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock())) END"""
+ONE_JOB = select(
+    JobDetails,
+    "FROM pgworkd.jobs_of(ARRAY[$1::uuid]) j LEFT JOIN pgworkd.job_progress p ON p.id = j.id",
+    "j.",
+    worker="(SELECT w.name FROM pgworkd.workers w WHERE w.id = j.worker_id)",
+    waits=_WAITS,
+    progress="p.done::float8",
+    doing="nullif(p.message, '')",
+)
 # Progress is in an unlogged table, which a standby does not have.
 ONE_JOB_ON_STANDBY = ONE_JOB.replace(
     "pgworkd.job_progress p", "(SELECT NULL::uuid AS id, NULL::float8 AS done, NULL::text AS message) p"
@@ -315,28 +307,3 @@ IS_KNOWN = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE queue = $1::text AND
     OR EXISTS (SELECT FROM pgworkd.pools WHERE queue = $1::text)
     OR EXISTS (SELECT FROM pgworkd.queues WHERE name = $1::text)
     OR EXISTS (SELECT FROM pgworkd.schedules WHERE queue = $1::text)"""
-SERVER = """SELECT current_setting('server_version'), current_setting('server_version_num')::int,
-    pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
-    extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery()"""
-DOCTOR = """WITH oldest AS (
-        SELECT extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age_s,
-               format('pid %s (%s, %s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename), a.state) AS who
-        FROM pg_stat_activity a
-        WHERE a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
-          AND a.datname = current_database()
-        UNION ALL
-        SELECT extract(epoch FROM clock_timestamp() - p.prepared)::float8, format('prepared transaction %L', p.gid)
-        FROM pg_prepared_xacts p WHERE p.database = current_database()
-        ORDER BY 1 DESC LIMIT 1)
-    SELECT current_setting('autovacuum')::boolean AND NOT EXISTS (
-               SELECT FROM pg_class c WHERE c.oid = 'pgworkd.jobs'::regclass
-               AND c.reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off']),
-           (SELECT o.age_s FROM oldest o), (SELECT o.who FROM oldest o),
-           pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
-           (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NULL AND lease_until >= pgworkd.clock()
-                AND kind IN ('daemon', 'remote')),
-           (SELECT count(*) FROM pgworkd.workers WHERE lost_at IS NOT NULL OR lease_until < pgworkd.clock()),
-           (SELECT count(*) FROM (SELECT FROM pgworkd.jobs WHERE status = 'dead' LIMIT $1) d),
-           to_regclass('pgworkd.finished_jobs_' || to_char((pgworkd.clock() AT TIME ZONE 'UTC') + interval '1 day',
-                                                           'YYYYMMDD')) IS NOT NULL,
-           pg_notification_queue_usage()"""

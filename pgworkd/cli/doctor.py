@@ -16,7 +16,7 @@ from pgworkd.settings.tls import weakness
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.admin.queries import Doctor, ServerFacts
+    from pgworkd.admin.doctor_database import Doctor, ServerFacts
     from pgworkd.core.origin import Origin
 
 SKEW_WARN_S, SKEW_BAD_S = 2.0, 60.0

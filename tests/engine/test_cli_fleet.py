@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pgworkd.admin.queries import ServerFacts
+from pgworkd.admin.doctor_database import ServerFacts
 from pgworkd.cli.doctor import _judge_clock, _judge_notifications, _judge_server
 from tests.kits.cli import WORKER, Shell, clean, run_bare, shell
 
