@@ -37,7 +37,7 @@ BELOW = {
     "gateway/workers": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
     "push": "process errors core",
-    "gateway/api/models": "errors core client admin",
+    "gateway/api/models": "errors core settings client admin",
     "gateway/api/request": """process errors core log database client admin engine/life metrics gateway/workers
                        gateway/api/models""",
     "gateway/api/routes": """errors core settings database client admin metrics gateway/workers push gateway/api/models

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,10 +24,11 @@ from pgworkd.cli.output import as_json, is_terminal, out, table
 from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError
 from pgworkd.process.redaction import escaped
+from pgworkd.settings.queue import SETTINGS, EffectiveSetting, columns_of, effective_settings
+from pgworkd.settings.queue import unset as emptied_by
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
-    from pgworkd.settings.queue import EffectiveSetting
 
 _NARROW = "queue paused due running failed dead oldest_due_s workers slots blocked scheduled paused_until sample_age_s"
 
@@ -47,11 +49,25 @@ Unset = Annotated[
     list[str] | None,
     typer.Option("--unset", metavar="NAME", help="Remove an override (repeatable; all removes every one)."),
 ]
-Text = str | None  # parsed by settings.queue, whose errors say what to write instead
 
 
-def _number(flag: str, help_: str) -> Any:
-    return typer.Option(flag, metavar="N" if not flag.endswith("-s") else "DURATION", help=help_)
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each setting of a queue: text, whose errors say what to write instead."""
+    options = []
+    for name, setting in SETTINGS.items():
+        flag = _flag(name)
+        kind: Any = Annotated[str | None, typer.Option(flag, metavar=setting.metavar, help=setting.help)]
+        if name == "fair":
+            kind = Annotated[bool | None, typer.Option(f"{flag}/--no-{name}", help=setting.help)]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+    own = inspect.signature(command, eval_str=True)
+    queue, *others = (each for each in own.parameters.values() if each.name != "given")
+    command.__signature__ = own.replace(parameters=[queue, *options, *others])  # type: ignore[attr-defined]
+    return command
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 group = typer.Typer(help="List the queues and their effective settings; change them for every daemon at once.")
@@ -104,52 +120,21 @@ def show(queue: QueueArgument, *, json: Json = False, dsn: Dsn = None) -> None:
 
 
 @group.command("set")
+@_with_settings
 def set_(
     queue: QueueArgument,
     *,
-    concurrency: Annotated[Text, _number("--concurrency", "Maximum running jobs per daemon.")] = None,
-    max_running: Annotated[Text, _number("--max-running", "Maximum running jobs in the whole fleet.")] = None,
-    limit_per_key: Annotated[Text, _number("--limit-per-key", "Maximum running jobs per limit_key.")] = None,
-    rate: Annotated[Text, typer.Option("--rate", metavar="N/PERIOD", help="Job starts: 10/s, 100/min, 5/30s.")] = None,
-    rate_burst: Annotated[Text, _number("--rate-burst", "Maximum job starts at one instant.")] = None,
-    rate_per_key: Annotated[
-        Text, typer.Option("--rate-per-key", metavar="N/PERIOD", help="Job starts per limit_key.")
-    ] = None,
-    rate_per_key_burst: Annotated[
-        Text, _number("--rate-per-key-burst", "Maximum starts at once per limit_key.")
-    ] = None,
-    fair: Annotated[
-        bool | None, typer.Option("--fair/--no-fair", help="Round-robin between the limit_keys, or by due time.")
-    ] = None,
-    keep_s: Annotated[
-        Text, _number("--keep-s", "How long to keep jobs that finish from now on, up to keep_days; 0: no history.")
-    ] = None,
-    backoff_s: Annotated[Text, _number("--backoff-s", "Delay before the first retry; overrides the handlers'.")] = None,
-    backoff_factor: Annotated[Text, _number("--backoff-factor", "Factor of the delay for each further retry.")] = None,
-    backoff_cap_s: Annotated[Text, _number("--backoff-cap-s", "Maximum delay before a retry.")] = None,
-    max_losses: Annotated[Text, _number("--max-losses", "Lost attempts after which a job is dead; default: 3.")] = None,
-    endpoint: Annotated[
-        Text, typer.Option("--endpoint", metavar="NAME", help="Send its jobs to this endpoint by HTTP.")
-    ] = None,
     unset: Unset = None,
     create: Create = False,
     json: Json = False,
     dsn: Dsn = None,
+    **given: Any,
 ) -> None:
     """Override settings of a queue; every daemon applies them at once, and keeps them after a restart."""
-    from pgworkd.settings import queue as settings
-
-    given = {name: value for name, value in locals().items() if name in settings.NAMES and value is not None}
     changes: dict[str, object] = {}
     for name, value in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if name in ("fair", "endpoint"):
-            changes[name] = value
-        elif f"{name}_period_s" in settings.BOUNDS:
-            changes |= settings.rate(name, str(value), flag)
-        else:
-            changes[name] = settings.number(name, value, flag)
-    emptied = settings.unset(unset or [], "--unset")
+        changes |= {} if value is None else columns_of(name, value, _flag(name))
+    emptied = emptied_by(unset or [], "--unset")
     _check_changes(changes, emptied)
 
     async def question(admin: Admin) -> list[EffectiveSetting] | None:
@@ -220,8 +205,6 @@ def resume(queue: QueueOrAll = None, *, every: All = False, dsn: Dsn = None) -> 
 
 
 def _all(found: list[EffectiveSetting] | None) -> list[EffectiveSetting]:
-    from pgworkd.settings.queue import effective_settings
-
     return found if found is not None else effective_settings({}, ())
 
 

@@ -32,33 +32,46 @@ class NumberBounds(NamedTuple):
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:.10g} to {self.high:.10g}"
 
 
+class QueueSetting(NamedTuple):
+    """A setting of a queue, and the option of `pgworkd queues set` that changes it."""
+
+    help: str
+    takes: NumberBounds | type
+    metavar: str = "N"
+    is_rate: bool = False
+    """It has a second column, for its period."""
+
+
 _LIMIT, _PERIOD = NumberBounds(1, LIMIT_MAX, whole=True), NumberBounds(PERIOD_S_MIN, DELAY_S_MAX, whole=False)
-BOUNDS = {
-    "concurrency": NumberBounds(1, CONCURRENCY_MAX, whole=True),
-    "max_running": _LIMIT,
-    "limit_per_key": _LIMIT,
-    "rate": _LIMIT,
-    "rate_period_s": _PERIOD,
-    "rate_burst": _LIMIT,
-    "rate_per_key": _LIMIT,
-    "rate_per_key_period_s": _PERIOD,
-    "rate_per_key_burst": _LIMIT,
-    "keep_s": NumberBounds(0, _INT4_MAX, whole=True),
-    "backoff_s": NumberBounds(0, DELAY_S_MAX, whole=False),
-    "backoff_factor": NumberBounds(1, 1000, whole=False),
-    "backoff_cap_s": NumberBounds(0, DELAY_S_MAX, whole=False),
-    "max_losses": NumberBounds(1, 1000, whole=True),
+_KEEP, _DELAY = NumberBounds(0, _INT4_MAX, whole=True), NumberBounds(0, DELAY_S_MAX, whole=False)
+_LOSSES = NumberBounds(1, 1000, whole=True)
+_KEEP_HELP = "How long to keep jobs that finish from now on, up to keep_days; 0: no history."
+SETTINGS = {
+    "concurrency": QueueSetting("Maximum running jobs per daemon.", NumberBounds(1, CONCURRENCY_MAX, whole=True)),
+    "max_running": QueueSetting("Maximum running jobs in the whole fleet.", _LIMIT),
+    "limit_per_key": QueueSetting("Maximum running jobs per limit_key.", _LIMIT),
+    "rate": QueueSetting("Job starts: 10/s, 100/min, 5/30s.", _LIMIT, "N/PERIOD", is_rate=True),
+    "rate_burst": QueueSetting("Maximum job starts at one instant.", _LIMIT),
+    "rate_per_key": QueueSetting("Job starts per limit_key.", _LIMIT, "N/PERIOD", is_rate=True),
+    "rate_per_key_burst": QueueSetting("Maximum starts at once per limit_key.", _LIMIT),
+    "fair": QueueSetting("Round-robin between the limit_keys, or by due time.", bool),
+    "keep_s": QueueSetting(_KEEP_HELP, _KEEP, "DURATION"),
+    "backoff_s": QueueSetting("Delay before the first retry; overrides the handlers'.", _DELAY, "DURATION"),
+    "backoff_factor": QueueSetting("Factor of the delay for each further retry.", NumberBounds(1, 1000, whole=False)),
+    "backoff_cap_s": QueueSetting("Maximum delay before a retry.", _DELAY, "DURATION"),
+    "max_losses": QueueSetting("Lost attempts after which a job is dead; default: 3.", _LOSSES),
+    "endpoint": QueueSetting("Send its jobs to this endpoint by HTTP.", str, "NAME"),
 }
+"""Every setting by its public name, in the order in which they are shown: a rate includes its period."""
+_COLUMNS: dict[str, NumberBounds | type] = {}
+for _name, _setting in SETTINGS.items():
+    _COLUMNS |= {_name: _setting.takes} | ({f"{_name}_period_s": _PERIOD} if _setting.is_rate else {})
+BOUNDS = {name: takes for name, takes in _COLUMNS.items() if isinstance(takes, NumberBounds)}
 """Every numeric setting, by the name of its column."""
-NAMES = """
-    concurrency max_running limit_per_key rate rate_burst rate_per_key rate_per_key_burst fair keep_s backoff_s
-    backoff_factor backoff_cap_s max_losses endpoint
-""".split()
-"""Every setting by its public name: a rate includes its period."""
-_COLUMNS = {
-    "rate": ("rate", "rate_period_s", "rate_burst"),
-    "rate_per_key": ("rate_per_key", "rate_per_key_period_s", "rate_per_key_burst"),
+COLUMN_TYPES: dict[str, type] = {
+    name: takes if isinstance(takes, type) else int if takes.whole else float for name, takes in _COLUMNS.items()
 }
+"""The type of each column of `queues` that is a setting, or the period of a rate."""
 REMEDIES = {
     "queue_endpoint_must_exist": "there is no such endpoint: add it first (pgworkd endpoints add)",
     "rate_needs_a_period": "a rate needs a period: give both, as in 10/s",
@@ -70,9 +83,7 @@ REMEDIES = {
 
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)")
 _BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
-"""The backoff of handlers that declare none, where no row overrides it."""
-_OTHERS = {"fair": bool, "endpoint": str}
-"""Settings that are no numbers."""
+"""What applies to handlers that declare no backoff, and where no row overrides it."""
 _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
@@ -108,6 +119,13 @@ def rate(name: str, text: str, what: str) -> dict[str, object]:
     return {name: starts, f"{name}_period_s": period_s}
 
 
+def columns_of(name: str, value: object, what: str) -> dict[str, object]:
+    """The columns for a setting as the command line has it; UsageError, naming it `what`, for an invalid value."""
+    if SETTINGS[name].is_rate:
+        return rate(name, str(value), what)
+    return {name: number(name, value, what) if name in BOUNDS else value}
+
+
 def rate_text(starts: float, period_s: float) -> str:
     """A rate written as 10/s."""
     word = next((word for seconds, word in _WORDS.items() if seconds == period_s), f"{period_s:.10g}s")
@@ -119,10 +137,10 @@ def unset(names: Sequence[str], what: str) -> dict[str, object]:
     columns: dict[str, object] = {}
     for given in names:
         name = given.strip().lower().replace("-", "_")
-        if name != "all" and name not in NAMES:
-            raise UsageError(f"{what} {quoted(given)}: give one of {', '.join(NAMES)}, or all")
-        for each in NAMES if name == "all" else (name,):
-            columns |= dict.fromkeys(_COLUMNS.get(each, (each,)))
+        if name != "all" and name not in SETTINGS:
+            raise UsageError(f"{what} {quoted(given)}: give one of {', '.join(SETTINGS)}, or all")
+        for each in SETTINGS if name == "all" else (name,):
+            columns |= dict.fromkeys((each, f"{each}_period_s", f"{each}_burst") if SETTINGS[each].is_rate else (each,))
     return columns
 
 
@@ -130,11 +148,10 @@ def checked(changes: Mapping[str, object]) -> dict[str, object]:
     """Changes of columns, validated (None: the default from code); UsageError for an unknown name or invalid value."""
     known: dict[str, object] = {}
     for name, value in changes.items():
-        kind = _OTHERS.get(name)
-        if kind is not None and (value is None or isinstance(value, kind)):
-            known[name] = value
-        elif name in BOUNDS:
+        if name in BOUNDS:
             known[name] = None if value is None else number(name, value, name)
+        elif name in COLUMN_TYPES and (value is None or isinstance(value, COLUMN_TYPES[name])):
+            known[name] = value
         else:
             raise UsageError(f"{name} {quoted(value)}: a queue has no such setting, or the value has the wrong type")
     return known
@@ -162,9 +179,9 @@ class EffectiveSetting(NamedTuple):
 def effective_settings(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) -> list[EffectiveSetting]:
     """Every setting of a queue, from its row in `queues` ({}: none) and the concurrencies in the daemons' code."""
     found = [_concurrency(row, code), _paused(row)]
-    for name in NAMES[1:]:
+    for name, setting in list(SETTINGS.items())[1:]:
         value = row.get(name)
-        if value is not None and f"{name}_period_s" in BOUNDS:
+        if value is not None and setting.is_rate:
             value = rate_text(value, row[f"{name}_period_s"])
         if name == "fair":
             value = bool(value)

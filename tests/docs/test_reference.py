@@ -52,7 +52,7 @@ def test_every_alert_is_in_the_table() -> None:
 
 def test_settings_of_queues_are_all_there() -> None:
     named = set(re.findall(r"`(\w+)`", "".join(row[0] for row in table("docs/settings.md", "Queues"))))
-    assert named == {*queue.NAMES, *queue.BOUNDS, "paused_until"}
+    assert named == {*queue.SETTINGS, *queue.BOUNDS, "paused_until"}
 
 
 @pytest.mark.parametrize("page", [*NAMES, "SECURITY.md"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgworkd.errors import UsageError
-from pgworkd.settings.queue import BOUNDS, NAMES, checked, effective_settings, number, rate, rate_text, unset
+from pgworkd.settings.queue import BOUNDS, SETTINGS, checked, effective_settings, number, rate, rate_text, unset
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -94,7 +94,7 @@ def shown(row: dict[str, Any], *code: tuple[int, str]) -> dict[str, str]:
 
 
 def test_the_source_of_an_effective_setting_is_shown() -> None:
-    assert list(shown({})) == ["concurrency", "paused", *NAMES[1:]]
+    assert list(shown({})) == ["concurrency", "paused", *list(SETTINGS)[1:]]
     plain = shown({}, (4, "code"))
     assert plain["concurrency"] == "4 (code)"
     assert (plain["max_running"], plain["fair"]) == ("none (default)", "no (default)")

@@ -6,7 +6,8 @@ by the verbs, as for every caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
 from uuid import UUID
 
@@ -58,9 +59,15 @@ Limit = Annotated[int, Field(ge=1, le=ROWS_MAX)]
 
 
 class Model(BaseModel):
-    """A request: no unknown members, no conversions."""
+    """A request: no unknown members, no conversions. `optional`: its first members, by type; null is the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    def __init_subclass__(cls, optional: Mapping[str, Any] = MappingProxyType({}), **config: Any) -> None:
+        super().__init_subclass__(**config)
+        cls.__annotations__ = {name: kind | None for name, kind in optional.items()} | cls.__annotations__
+        for name in optional.keys() - vars(cls):
+            setattr(cls, name, None)
 
 
 class Answer(BaseModel):

@@ -27,6 +27,7 @@ from pgworkd.gateway.api.models.jobs import (
     Period,
     Priority,
 )
+from pgworkd.settings.queue import COLUMN_TYPES
 
 
 class FilterIn(Model):
@@ -84,24 +85,9 @@ class QueuesOut(Answer):
     queues: list[QueueOut]
 
 
-class QueueSettings(Model):
+class QueueSettings(Model, optional=COLUMN_TYPES):
     """Settings of a queue for all daemons, named as the columns of `queues`; null: what the code says."""
 
-    concurrency: int | None = None
-    max_running: int | None = None
-    limit_per_key: int | None = None
-    rate: int | None = None
-    rate_period_s: float | None = None
-    rate_burst: int | None = None
-    rate_per_key: int | None = None
-    rate_per_key_period_s: float | None = None
-    rate_per_key_burst: int | None = None
-    fair: bool | None = None
-    keep_s: int | None = None
-    backoff_s: float | None = None
-    backoff_factor: float | None = None
-    backoff_cap_s: float | None = None
-    max_losses: int | None = None
     endpoint: Name | None = Field(None, description="Its jobs are pushed there")
 
 
