@@ -9,32 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Literal
 
+from pgworkd.core.job import Ending
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.payload import clean_text, encode
 from pgworkd.errors import InvalidPayload
 
 OUTCOME = "pgworkd-outcome"
 """The header by which a receiver says what is to become of the attempt, whatever the status."""
-Said = Literal["complete", "fail", "dead", "release"]
 RETRY_AFTER_S_MAX = 86_400.0
 """A receiver may put a retry off by a day."""
 SNIPPET_BYTES = 500
 DEAD = frozenset({400, 413, 415, 422, 501})
 """Statuses after which the job is dead: the same request would be answered in the same way."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-
-
-class PushEnding(enum.Enum):
-    """The ways in which an answer ends the attempt."""
-
-    COMPLETED = "completed"
-    ACCEPTED = "accepted"
-    """The attempt goes on, and is ended by a callback."""
-    FAILED = "failed"
-    DEAD = "dead"
-    RELEASED = "released"
 
 
 class Effect(enum.Enum):
@@ -49,17 +37,19 @@ class Effect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The meaning of an answer. `delay_s`: until the retry, None: as the queue's backoff says.
+    """The meaning of an answer. `ending`: Ending.HANDED_OVER leaves it to a callback.
 
+    `delay_s`: until the retry, None: as the queue's backoff says; `permanent`: it has failed, and is not retried.
     `cause`, `message`: why it did not complete, as the type and the text of an error.
     """
 
-    ending: PushEnding
+    ending: Ending
     result: JsonText | None = None
     delay_s: float | None = None
     cause: str = ""
     message: str = ""
     effect: Effect = Effect.NONE
+    permanent: bool = False
 
     @property
     def summary(self) -> str:
@@ -81,37 +71,38 @@ def verdict(answer: EndpointAnswer, *, may_accept: bool, now: datetime | None = 
     """The meaning of an answer; `may_accept`: 202 leaves the attempt to a callback."""
     said = answer.headers.get(OUTCOME, "").strip().lower()
     effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(answer.status, Effect.NONE)
-    ending = _SAID.get(said) or _of_status(answer.status, may_accept=may_accept)
+    ending, permanent = _SAID.get(said) or _of_status(answer.status, may_accept=may_accept)
     delay_s = retry_after_s(answer.headers.get("retry-after", ""), now or datetime.now(UTC))
     if said and said not in _SAID:
         message = f"its header {OUTCOME} is {clean_text(said, 40)!r}: {', '.join(_SAID)} are known"
-        return Verdict(PushEnding.DEAD, cause="UnknownOutcome", message=message, effect=effect)
-    if ending is PushEnding.COMPLETED:
+        return Verdict(Ending.FAILED, cause="UnknownOutcome", message=message, effect=effect, permanent=True)
+    if ending is Ending.COMPLETED:
         return _completed(answer)
-    if ending is PushEnding.ACCEPTED:
+    if ending is Ending.HANDED_OVER:
         return Verdict(ending)
     cause, message = described(answer)
-    return Verdict(ending, None, None if ending is PushEnding.DEAD else delay_s, cause, message, effect)
+    return Verdict(ending, None, None if permanent else delay_s, cause, message, effect, permanent)
 
 
 _SAID = {
-    "complete": PushEnding.COMPLETED,
-    "fail": PushEnding.FAILED,
-    "dead": PushEnding.DEAD,
-    "release": PushEnding.RELEASED,
+    "complete": (Ending.COMPLETED, False),
+    "fail": (Ending.FAILED, False),
+    "dead": (Ending.FAILED, True),
+    "release": (Ending.RELEASED, False),
 }
+"""The ending that the header names, and whether it is permanent."""
 
 
-def _of_status(status: int, *, may_accept: bool) -> PushEnding:
+def _of_status(status: int, *, may_accept: bool) -> tuple[Ending, bool]:
     if 200 <= status < 300:
-        return PushEnding.ACCEPTED if status == 202 and may_accept else PushEnding.COMPLETED
-    return PushEnding.DEAD if status in DEAD else PushEnding.FAILED
+        return Ending.HANDED_OVER if status == 202 and may_accept else Ending.COMPLETED, False
+    return Ending.FAILED, status in DEAD
 
 
 def _completed(answer: EndpointAnswer) -> Verdict:
     """The verdict on work that is done: an answer that cannot be stored must not have it done again."""
     if answer.status == 204 or not answer.content or not _is_json(answer.headers.get("content-type", "")):
-        return Verdict(PushEnding.COMPLETED)
+        return Verdict(Ending.COMPLETED)
     if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         said = f"the result is compressed ({clean_text(coding, 40)}), which was not asked for"
         return _unstorable(said)
@@ -125,11 +116,11 @@ def _completed(answer: EndpointAnswer) -> Verdict:
         return _unstorable("the result is not UTF-8")
     except InvalidPayload as error:
         return _unstorable(str(error))
-    return Verdict(PushEnding.COMPLETED, None if result == "null" else result)
+    return Verdict(Ending.COMPLETED, None if result == "null" else result)
 
 
 def _unstorable(why: str) -> Verdict:
-    return Verdict(PushEnding.DEAD, cause="BadResult", message=f"{why}; the work is done")
+    return Verdict(Ending.FAILED, cause="BadResult", message=f"{why}; the work is done", permanent=True)
 
 
 def _is_json(content_type: str) -> bool:

@@ -12,11 +12,11 @@ from uuid import uuid4
 
 from pydantic_core import to_json
 
-from pgworkd.core.job import Job
+from pgworkd.core.job import Ending, Job
 from pgworkd.core.json_text import JsonText
 from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze
 from pgworkd.push import message, secrets
-from pgworkd.push.answer import EndpointAnswer, PushEnding, Verdict, described, verdict
+from pgworkd.push.answer import EndpointAnswer, Verdict, described, verdict
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 
@@ -100,7 +100,7 @@ class Push(_Url):
         except PerhapsDelivered as error:
             raise PushFailed(f"NoAnswer: {error}") from error
         found = verdict(answer, may_accept=False)
-        if found.ending is not PushEnding.COMPLETED:
+        if found.ending is not Ending.COMPLETED:
             raise _error(found)
         return found.result
 
@@ -136,9 +136,9 @@ class Webhook(_Url):
 
 
 def _error(found: Verdict) -> Exception:
-    if found.ending is PushEnding.RELEASED:
+    if found.ending is Ending.RELEASED:
         return Snooze(AGAIN_S if found.delay_s is None else found.delay_s)
-    if found.ending is PushEnding.DEAD:
+    if found.permanent:
         return PermanentError(found.summary)
     return PushFailed(found.summary) if found.delay_s is None else RetryAfter(found.delay_s, found.summary)
 

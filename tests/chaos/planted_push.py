@@ -39,8 +39,8 @@ BUGS = (
     python(
         "a request that was not sent is the only attempt",
         "push/daemon/delivery",
-        "ending = PushEnding.RELEASED if attempt.claimed.max_attempts == 1 else PushEnding.FAILED",
-        "ending = PushEnding.FAILED",
+        "ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED",
+        "ending = Ending.FAILED",
         tests=_DAEMON,
     ),
     python(
@@ -88,8 +88,8 @@ BUGS = (
     python(
         "a request that breaks off waits for no callback",
         "push/daemon/delivery",
-        "Verdict(PushEnding.ACCEPTED if waits else PushEnding.FAILED,",
-        "Verdict(PushEnding.FAILED,",
+        "Verdict(Ending.HANDED_OVER if waits else Ending.FAILED,",
+        "Verdict(Ending.FAILED,",
         tests=_CALLBACKS,
     ),
     python(

@@ -7,7 +7,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from pgworkd.push.answer import OUTCOME, Effect, EndpointAnswer, PushEnding, Verdict, retry_after_s, verdict
+from pgworkd.core.job import Ending
+from pgworkd.push.answer import OUTCOME, Effect, EndpointAnswer, Verdict, retry_after_s, verdict
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JSON = {"content-type": "application/json"}
@@ -27,22 +28,22 @@ def test_every_status_has_a_meaning() -> None:
     for status in range(200, 600):
         found, effect = judged(status), Effect.NONE
         if status < 300:
-            wanted = PushEnding.COMPLETED
+            wanted = (Ending.COMPLETED, False)
         elif status in DEAD:
-            wanted = PushEnding.DEAD
+            wanted = (Ending.FAILED, True)
         else:
-            wanted = PushEnding.FAILED
+            wanted = (Ending.FAILED, False)
             effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(status, effect)
-        assert (found.ending, found.effect) == (wanted, effect), status
-        assert (found.summary != "") == (wanted is not PushEnding.COMPLETED), status
-    assert all(judged(status).ending is PushEnding.FAILED for status in FAILED)
+        assert (found.ending, found.permanent, found.effect) == (*wanted, effect), status
+        assert (found.summary != "") == (found.ending is not Ending.COMPLETED), status
+    assert not any(judged(status).permanent for status in FAILED)
 
 
 def test_202_leaves_the_attempt_to_a_callback_only_where_there_is_one() -> None:
-    assert judged(202).ending is PushEnding.COMPLETED
-    assert judged(202, may_accept=True) == Verdict(PushEnding.ACCEPTED)
-    assert judged(202, may_accept=True, pgworkd_outcome="complete").ending is PushEnding.COMPLETED
-    assert judged(200, may_accept=True).ending is PushEnding.COMPLETED
+    assert judged(202).ending is Ending.COMPLETED
+    assert judged(202, may_accept=True) == Verdict(Ending.HANDED_OVER)
+    assert judged(202, may_accept=True, pgworkd_outcome="complete").ending is Ending.COMPLETED
+    assert judged(200, may_accept=True).ending is Ending.COMPLETED
 
 
 RESULTS = {
@@ -58,13 +59,13 @@ RESULTS = {
 @pytest.mark.parametrize("declared", ["application/json", "Application/JSON; charset=utf-8", "application/hal+json"])
 def test_a_result_is_kept_as_it_was_written(content: bytes, declared: str) -> None:
     for status in (200, 201):
-        assert judged(status, content, content_type=declared) == Verdict(PushEnding.COMPLETED, RESULTS[content])
+        assert judged(status, content, content_type=declared) == Verdict(Ending.COMPLETED, RESULTS[content])
 
 
 def test_what_is_not_declared_as_json_is_no_result() -> None:
     for declared in ("text/html", "", "application/jsonx", "text/json"):
-        assert judged(200, b"<html>", content_type=declared) == Verdict(PushEnding.COMPLETED)
-    assert judged(204, b"{}", content_type="application/json") == Verdict(PushEnding.COMPLETED)
+        assert judged(200, b"<html>", content_type=declared) == Verdict(Ending.COMPLETED)
+    assert judged(204, b"{}", content_type="application/json") == Verdict(Ending.COMPLETED)
 
 
 UNSTORABLE = {
@@ -83,7 +84,7 @@ UNSTORABLE = {
 @pytest.mark.parametrize("content", UNSTORABLE, ids=lambda content: ascii(content[:12]))
 def test_a_result_that_cannot_be_stored_is_not_asked_for_again(content: bytes) -> None:
     found = judged(200, content, content_type="application/json")
-    assert found.ending is PushEnding.DEAD
+    assert found.permanent
     assert UNSTORABLE[content] in found.message
     assert found.message.endswith("the work is done")
 
@@ -91,21 +92,21 @@ def test_a_result_that_cannot_be_stored_is_not_asked_for_again(content: bytes) -
 def test_a_result_that_is_compressed_or_longer_than_what_is_read() -> None:
     assert "gzip" in judged(200, b"\x1f\x8b", content_type="application/json", content_encoding="gzip").message
     assert "1,024 bytes" in judged(200, b"x" * 1024, whole=False, content_type="application/json").message
-    assert judged(200, b"x" * 1024, whole=False).ending is PushEnding.COMPLETED
+    assert judged(200, b"x" * 1024, whole=False).ending is Ending.COMPLETED
 
 
 @pytest.mark.parametrize("status", [200, 204, 202, 302, 400, 410, 429, 500, 503])
 @pytest.mark.parametrize("said", ["complete", "fail", "dead", "release", " Complete ", "FAIL"])
 def test_what_the_receiver_says_wins(status: int, said: str) -> None:
-    wanted = {"complete": "completed", "fail": "failed", "dead": "dead", "release": "released"}[said.strip().lower()]
+    wanted = {"complete": "completed", "fail": "failed", "dead": "failed", "release": "released"}[said.strip().lower()]
     found = judged(status, b"1", may_accept=True, pgworkd_outcome=said, content_type="application/json")
-    assert found.ending.value == wanted
+    assert (found.ending.value, found.permanent) == (wanted, said == "dead")
     assert found.result == ("1" if wanted == "completed" and status != 204 else None)
 
 
 def test_what_it_says_and_we_do_not_know_is_dead() -> None:
     found = judged(200, pgworkd_outcome="succeed")
-    assert found.ending is PushEnding.DEAD
+    assert found.permanent
     assert found.message == f"its header {OUTCOME} is 'succeed': complete, fail, dead, release are known"
 
 
@@ -135,7 +136,7 @@ AFTER = {
 def test_a_receiver_says_when_to_come_back(text: str) -> None:
     assert retry_after_s(text, NOW) == AFTER[text]
     found = judged(503, retry_after=text)
-    assert (found.ending, found.delay_s) == (PushEnding.FAILED, AFTER[text])
+    assert (found.ending, found.permanent, found.delay_s) == (Ending.FAILED, False, AFTER[text])
     assert judged(429, retry_after=text).delay_s == AFTER[text]
     assert judged(400, retry_after=text).delay_s is None
 

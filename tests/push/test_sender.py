@@ -16,7 +16,8 @@ import httpcore
 import pytest
 import trustme
 
-from pgworkd.push.answer import EndpointAnswer, PushEnding, verdict
+from pgworkd.core.job import Ending
+from pgworkd.push.answer import EndpointAnswer, verdict
 from pgworkd.push.guard import check_url
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 from tests.kits.downstream import OK, Downstream, Writer, serving
@@ -64,7 +65,7 @@ async def test_no_redirect_is_followed_no_cookie_kept_no_proxy_used(monkeypatch:
             async with serving(Downstream(moved.encode() + b"Content-Length: 0\r\n\r\n")) as down:
                 for _ in range(2):
                     answer = await post(sender, down.port)
-                    assert verdict(answer, may_accept=True).ending is PushEnding.FAILED
+                    assert verdict(answer, may_accept=True).ending is Ending.FAILED
                 assert b"cookie" not in b"".join(down.requests).lower()
         assert other.requests == []
 
@@ -83,7 +84,7 @@ async def test_of_an_answer_a_mebibyte_is_read() -> None:
         answer = await post(sender, down.port, 30)
         assert (len(answer.content), answer.is_whole) == (2**20, False)
         assert time.monotonic() - began < 10
-        assert verdict(answer, may_accept=False).ending is PushEnding.DEAD
+        assert verdict(answer, may_accept=False).permanent
 
 
 async def test_an_answer_of_zeros_is_not_unpacked() -> None:

@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 
 from pgworkd.core import events
 from pgworkd.core.events import Events
+from pgworkd.core.job import Ending
 from pgworkd.core.json_text import JsonText
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError
 from pgworkd.push import message
-from pgworkd.push.answer import Effect, EndpointAnswer, PushEnding, Verdict, is_trouble, retry_after_s, verdict
+from pgworkd.push.answer import Effect, EndpointAnswer, Verdict, is_trouble, retry_after_s, verdict
 from pgworkd.push.daemon.callbacks import Callbacks
 from pgworkd.push.daemon.routes import Target
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered
@@ -49,9 +50,9 @@ class Delivery:
         """Sends the attempt; its result. Raises NotDone."""
         target = self._target_of(attempt.queue)
         if target is None:  # it has lost its endpoint since the claim
-            raise NotDone(Verdict(PushEnding.RELEASED, message="its queue has no endpoint that can be used"))
+            raise NotDone(Verdict(Ending.RELEASED, message="its queue has no endpoint that can be used"))
         found = await self._sent(target, attempt)
-        if found.ending is PushEnding.COMPLETED:
+        if found.ending is Ending.COMPLETED:
             return found.result
         raise NotDone(found)
 
@@ -67,12 +68,12 @@ class Delivery:
             answer = await target.post(headers, content, endpoint.timeout_s)
         except NotDelivered as error:
             # It was not begun, so the only attempt of a job is still to come.
-            ending = PushEnding.RELEASED if attempt.claimed.max_attempts == 1 else PushEnding.FAILED
+            ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED
             found = Verdict(ending, cause="NotDelivered", message=str(error))
             await self._unanswered(target, found.message, latest)
         except PerhapsDelivered as error:
             # With a callback it is not known to have failed: the callback, or its absence, will tell.
-            found = Verdict(PushEnding.ACCEPTED if waits else PushEnding.FAILED, cause="NoAnswer", message=str(error))
+            found = Verdict(Ending.HANDED_OVER if waits else Ending.FAILED, cause="NoAnswer", message=str(error))
             await self._unanswered(target, found.message, latest)
         else:
             found = verdict(answer, may_accept=waits)

@@ -9,7 +9,6 @@ from pgworkd.core.job import Ending, Outcome, Reason
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.registry import Handler
 from pgworkd.engine.run.runner import Runner, RunnerParts
-from pgworkd.push.answer import PushEnding
 from pgworkd.push.daemon.delivery import Delivery, NotDone
 
 RELEASED_S_MIN = 1.0
@@ -37,14 +36,14 @@ class PushRunner(Runner):
         if not isinstance(error, NotDone):
             return super()._raised(error, attempt, handler)
         ended = error.verdict
-        if ended.ending is PushEnding.ACCEPTED:
+        if ended.ending is Ending.HANDED_OVER:
             return Outcome(Ending.HANDED_OVER)
         delay_s = self._backoff_s(attempt, handler) if ended.delay_s is None else ended.delay_s
-        if ended.ending is PushEnding.RELEASED:
+        if ended.ending is Ending.RELEASED:
             delay_s = max(delay_s, RELEASED_S_MIN)
             return Outcome(Ending.RELEASED, delay_s=delay_s, message=ended.summary, reason=ended.summary)
         facts = ErrorFacts(ended.cause, ended.message, "").redacted()
-        return self._failure(facts, delay_s, permanent=ended.ending is PushEnding.DEAD)
+        return self._failure(facts, delay_s, permanent=ended.permanent)
 
 
 class _EveryKind(dict[str, Handler]):
