@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pgworkd.admin import queries as sql
 from pgworkd.admin import refusals
-from pgworkd.admin.listing import STATUSES, Listed, Page, page
+from pgworkd.admin.listing import Listed, Page, page
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
 from pgworkd.client import sent
@@ -21,13 +21,13 @@ from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplic
 from pgworkd.client.statements import ENQUEUE
 from pgworkd.client.tracing import first_id, ran, traced
 from pgworkd.core import validation
+from pgworkd.core.job import IN_HISTORY, Status
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.payload import encode
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
 
-_FINISHED = ("completed", "cancelled", "expired", "discarded")
 MATCHED_MAX = 10_000
 """Ids per result of `matching`."""
 OPERATIONS = {
@@ -93,11 +93,11 @@ class JobOperations:
         Searches all live jobs, and the newest sql.HISTORY_ROWS_MAX finished ones.
         """
         validation.bounded(limit)
-        validation.one_of(status, "status", STATUSES)
+        validation.one_of(status, "status", tuple(Status))
         wanted = (validation.name(queue), validation.name(kind), status, limit)
         found = () if status == "discarded" else await self._connection.fetch(sql.LIVE_JOBS, *wanted)
         live = [sql.read(JobRow, each) for each in found]
-        if status not in (None, *_FINISHED):
+        if status not in (None, *IN_HISTORY):
             return Jobs(live, complete=True)
         finished = await self._connection.fetch(sql.FINISHED_JOBS, *wanted, sql.HISTORY_ROWS_MAX)
         old = [sql.read(JobRow, each) for each in finished]

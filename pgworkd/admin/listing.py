@@ -12,9 +12,8 @@ from uuid import UUID
 
 from pgworkd.admin.queries import ENDED_AS, OF_JOB, JobRow, read, select
 from pgworkd.core import validation
+from pgworkd.core.job import Status
 from pgworkd.database.connection import Connection
-
-STATUSES = ("pending", "running", "failed", "dead", "completed", "cancelled", "expired", "discarded", "blocked")
 
 WALK_ROWS = 20_000
 """Rows of each table that a page looks at."""
@@ -81,7 +80,7 @@ class Page(NamedTuple):
 async def page(connection: Connection, which: Listed, before: UUID | None, limit: int) -> Page:
     """The next jobs, at most `limit` (1 to ROWS_MAX), whose ids are below `before` (None: the newest)."""
     validation.bounded(limit)
-    validation.one_of(which.status, "status", STATUSES)
+    validation.one_of(which.status, "status", tuple(Status))
     names = (validation.name(which.queue), validation.name(which.kind), which.status, validation.name(which.key))
     wanted = (before, *names, which.batch, which.error_group, limit + 1, WALK_ROWS, which.since, which.until)
     live, live_end = _walked(await connection.fetch(_LIVE, *wanted))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -38,20 +37,6 @@ MetricsListen = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-class Status(StrEnum):
-    """The states of a job."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    FAILED = "failed"
-    DEAD = "dead"
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-    DISCARDED = "discarded"
-    BLOCKED = "blocked"
 
 
 _HINTS = {

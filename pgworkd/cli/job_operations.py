@@ -16,7 +16,6 @@ from pgworkd.cli.common import (
     Json,
     KindOption,
     QueueOption,
-    Status,
     Yes,
     ask,
     ask_any,
@@ -25,6 +24,7 @@ from pgworkd.cli.common import (
     stdin_text,
 )
 from pgworkd.cli.output import as_json, note, out, parsed, table
+from pgworkd.core.job import Status
 from pgworkd.core.validation import counted
 from pgworkd.errors import UsageError
 

@@ -15,7 +15,6 @@ from pgworkd.cli.common import (
     KindOption,
     QueueArgument,
     QueueOption,
-    Status,
     ask,
     ask_any,
     check_queue,
@@ -24,6 +23,7 @@ from pgworkd.cli.common import (
     stdin_text,
 )
 from pgworkd.cli.output import as_json, brief_error, cell, listed, note, out, parsed
+from pgworkd.core.job import Status
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process.redaction import escaped
 

@@ -23,6 +23,7 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
+from pgworkd.core.job import ENDED
 from pgworkd.core.validation import identity
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.errors import DatabaseUnavailable, JobFailed, JobUnknown, PgworkdError, UsageError
@@ -36,7 +37,6 @@ _SOON_S, _LATER = 0.05, 4.0
 """Seconds until a job is polled first, and the factor by which the interval grows each time, up to `poll_s`."""
 _WAITS_S_LEAST = 30.0
 _PAGE_ROWS = 500
-_FINISHED = {"completed", "dead", "discarded", "cancelled", "expired"}
 _AWAIT = "SELECT id, status FROM pgworkd.await_results($1, $2, $3)"
 _RESULT = "SELECT id, status, result::text, error FROM pgworkd.result_of($1)"
 _PAGE = "SELECT batch_id, batch, id, payload::text, result::text FROM pgworkd.batch_results($1, $2, $3, $4, $5)"
@@ -227,7 +227,7 @@ class Results:
     async def _ask(self, ids: list[UUID]) -> None:
         now = anyio.current_time()
         rows = await self._connection.fetch(_AWAIT, ids, self._channel, max(3 * self._poll_s, _WAITS_S_LEAST))
-        ended = [row[0] for row in rows if row[1] in _FINISHED]
+        ended = [row[0] for row in rows if row[1] in ENDED]
         results = await self._connection.fetch(_RESULT, ended) if ended else []
         answers = {row[0]: (row[1], row[2], row[3]) for row in results}
         answers |= {row[0]: ("gone", None, None) for row in rows if row[1] == "gone"}

@@ -131,6 +131,26 @@ class _Transaction(AbstractAsyncContextManager[Any]):
         raise UsageError(f"job.transaction() of job {self._job.id}: {NOT_IN_THREADS}")
 
 
+class Status(enum.StrEnum):
+    """What a job is, as all commands and answers have it; discarded is what the history has as dead."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FAILED = "failed"
+    DEAD = "dead"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DISCARDED = "discarded"
+    BLOCKED = "blocked"
+
+
+IN_HISTORY = frozenset({Status.COMPLETED, Status.CANCELLED, Status.EXPIRED, Status.DISCARDED})
+"""A job of these is in the history."""
+ENDED = IN_HISTORY | {Status.DEAD}
+"""A job of these runs no more, unless an operator retries it."""
+
+
 class Ending(enum.Enum):
     """How an attempt ended."""
 
@@ -141,6 +161,25 @@ class Ending(enum.Enum):
     EXPIRED = "expired"  # past its expires_at, or an occurrence that was missed while no worker served its queue
     SETTLED = "settled"  # by the handler itself, in job.transaction()
     HANDED_OVER = "handed over"  # it goes on under the standing worker, until somebody else settles it
+
+
+STATUSES_AFTER: Mapping[Ending, tuple[str, ...]] = {
+    Ending.COMPLETED: ("completed",),
+    Ending.FAILED: ("failed", "dead", "cancelled"),
+    Ending.RELEASED: ("pending", "blocked", "cancelled"),
+    Ending.CANCELLED: ("cancelled",),
+    Ending.EXPIRED: ("expired",),
+}
+"""What a job may be after its attempt was settled in each way, the usual first."""
+
+
+def outcome_of(status: str | None) -> str:
+    """What an attempt is counted as that left its job with this status; None: it was rescued or settled before."""
+    return "stale" if status is None else "released" if status in ("pending", "blocked") else status
+
+
+OUTCOMES = tuple(dict.fromkeys(outcome_of(each) for after in (*STATUSES_AFTER.values(), (None,)) for each in after))
+"""What attempts are counted as. failed: to be retried; stale: not stored."""
 
 
 class Reason(enum.Enum):

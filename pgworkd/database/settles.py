@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from pgworkd.core.fence import Fence, Settling
-from pgworkd.core.job import Ending
+from pgworkd.core.job import STATUSES_AFTER, Ending
 from pgworkd.core.source import Occurrence
 from pgworkd.database.connection import Connection
 from pgworkd.database.schedule_store import columns
@@ -82,10 +82,7 @@ class SettleStore:
         if ending is Ending.FAILED:
             return {row[0]: row[1] for row in await self._settles.fetch(sql, *args)}
         won = await self._settles.value(sql, *args)
-        if ending is Ending.COMPLETED or ending is Ending.RELEASED:
-            return dict.fromkeys(won, "completed" if ending is Ending.COMPLETED else "pending")
-        statuses = {each.job_id: each.outcome.ending.value for each in settles}
-        return {job_id: statuses[job_id] for job_id in won}
+        return dict.fromkeys(won, STATUSES_AFTER[ending][0])
 
     async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
         """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""

@@ -16,6 +16,7 @@ import anyio
 from pgworkd.core import events
 from pgworkd.core.events import Events
 from pgworkd.core.histogram import Histogram
+from pgworkd.core.job import OUTCOMES
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.refusals import Refusals
 
@@ -23,8 +24,6 @@ KINDS_MAX = 200
 """Kinds of the app, and others, that are counted apart: a program that makes a kind per job must not fill a metric."""
 OTHER = "other"
 """The kind that stands for all further kinds."""
-OUTCOMES = ("completed", "failed", "dead", "released", "cancelled", "expired", "stale")
-"""How attempts end. failed: to be retried; stale: not stored, because the job was rescued or settled before."""
 
 
 class KindCounters:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import platform
 from importlib.metadata import version
 
-from pgworkd.engine.counters import KINDS_MAX, OUTCOMES, Counters
+from pgworkd.core.job import OUTCOMES
+from pgworkd.engine.counters import KINDS_MAX, Counters
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.loop_watch import BLOCKED_S
 from pgworkd.metrics.samples import Check, Labels, Samples, Value, durations

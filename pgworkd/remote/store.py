@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
 from pgworkd.core.fence import Fence, Settling
-from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.job import STATUSES_AFTER, Ending, Outcome
 from pgworkd.core.registration import Registration
 from pgworkd.core.source import Occurrence, Payload
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
@@ -158,7 +158,7 @@ class GatewayStore:
         for (each, _), answer in zip(sent, answers, strict=True):
             error = None if answer["problem"] is None else problem(answer["problem"]["status"], answer["problem"])
             if error is None:
-                statuses[each.fence.job_id] = _STATUSES.get(ending) or answer["status"]
+                statuses[each.fence.job_id] = answer["status"] if ending is Ending.FAILED else STATUSES_AFTER[ending][0]
             elif skip_locked and isinstance(error, DatabaseBusy) and error.locked:
                 locked.add(each.fence.job_id)
                 continue
@@ -273,12 +273,6 @@ _BODIES: Mapping[Ending, Callable[[Outcome], str]] = {
     Ending.RELEASED: _released,
     Ending.CANCELLED: _released,
     Ending.EXPIRED: _released,
-}
-_STATUSES = {
-    Ending.COMPLETED: "completed",
-    Ending.RELEASED: "pending",
-    Ending.CANCELLED: "cancelled",
-    Ending.EXPIRED: "expired",
 }
 
 

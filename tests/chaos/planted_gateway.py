@@ -98,7 +98,7 @@ BUGS = (
     python(
         "a repeated settle is an error",
         "gateway/workers/settles",
-        "    if status is not None and status in _STATUSES[item.outcome.ending]:",
+        "    if status is not None and status in STATUSES_AFTER[item.outcome.ending]:",
         "    if False:",
         tests=_WORKERS,
     ),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 import pgworkd.metrics
-from pgworkd.engine.counters import OUTCOMES
+from pgworkd.core.job import OUTCOMES
 
 FILES = Path(pgworkd.metrics.__file__).parent / "files"
 PROMETHEUS: dict[str, Any] = json.loads((FILES / "grafana-prometheus.json").read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from pgworkd.core import events
 from pgworkd.core.error_report import describe_error
 from pgworkd.core.events import Events
-from pgworkd.core.job import Ending, Outcome, Reason
+from pgworkd.core.job import Ending, Outcome, Reason, outcome_of
 from pgworkd.core.payload import decode
 from pgworkd.core.source import WorkSource
 from pgworkd.database.reconnect import Outage
@@ -81,7 +81,7 @@ class JobEvents:
 
     def settled(self, attempt: Attempt, outcome: Outcome, status: str | None) -> None:
         """Reports one attempt that was settled otherwise; `status` None: stale, which was reported already."""
-        self._counters.ended("released" if status == "pending" else status or "stale", [attempt])
+        self._counters.ended(outcome_of(status), [attempt])
         if status is None:
             return
         duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started

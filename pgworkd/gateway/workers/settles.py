@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pgworkd.core.fence import Fence
-from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.job import STATUSES_AFTER, Ending, Outcome
 from pgworkd.database.remote_store import RemoteStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.counters import Counters
@@ -26,13 +26,6 @@ from pgworkd.gateway.workers.workers import RemoteWorkers
 
 LOCKED_S = 5.0
 """A locked row is tried again for this long; then the worker is told to do so."""
-_STATUSES = {
-    Ending.COMPLETED: {"completed"},
-    Ending.FAILED: {"failed", "dead", "cancelled"},
-    Ending.RELEASED: {"pending", "blocked", "cancelled"},
-    Ending.CANCELLED: {"cancelled"},
-    Ending.EXPIRED: {"expired"},
-}
 
 
 class Settled(enum.Enum):
@@ -238,7 +231,7 @@ class Settles:
 
 def _judged(item: _Item, status: str | None) -> SettleAnswer | LeaseLost:
     """The answer for an attempt that does not run: it was settled before, in the same way or not."""
-    if status is not None and status in _STATUSES[item.outcome.ending]:
+    if status is not None and status in STATUSES_AFTER[item.outcome.ending]:
         return SettleAnswer(Settled.BEFORE, status)
     said = "that attempt has ended" if status is None else f"the job is {status}"
     return LeaseLost(f"attempt {item.fence.attempt} of job {item.job_id} runs no more here: {said}")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pgworkd.admin.queries import JobDetails
 from pgworkd.client import enqueue, enqueue_once
 from pgworkd.core.access import Access
+from pgworkd.core.job import ENDED
 from pgworkd.core.json_text import JsonText
 from pgworkd.errors import JobFailed, JobUnknown
 from pgworkd.gateway.api.models.jobs import (
@@ -33,7 +34,6 @@ from pgworkd.gateway.api.routes.visible import PathId, needed_any, visible
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 WAIT_S_MAX = 60.0
-FINISHED = ("completed", "dead", "discarded", "cancelled", "expired")
 WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end of the job")]
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="Edit only a job that has this ETag")]
 _TEXTS = ("payload", "meta", "result", "errors")
@@ -94,7 +94,7 @@ async def get_job(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Respon
     gateway, access = gateway_of(request), access_of(request)
     async with gateway.admin() as admin:
         job = await visible(request, admin, job_id, "read")
-    if wait_s and job.status not in FINISHED and await _ends(request, gateway, job, wait_s):
+    if wait_s and job.status not in ENDED and await _ends(request, gateway, job, wait_s):
         async with gateway.admin() as admin:
             job = await visible(request, admin, job_id, "read")
     shown = {name: value for name, value in job._asdict().items() if name not in (*_TEXTS, "worker_id")}
@@ -116,7 +116,7 @@ async def get_result(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Res
     needed_any(request, "payload")
     async with gateway.admin() as admin:
         job = await visible(request, admin, job_id, "payload")
-    if job.status not in FINISHED:
+    if job.status not in ENDED:
         if not (wait_s and await _ends(request, gateway, job, wait_s)):
             return Json({"id": job_id, "status": job.status}, 202)
         async with gateway.admin() as admin:
@@ -177,7 +177,7 @@ async def replay_job(request: Request, job_id: PathId) -> Response:
     gateway = gateway_of(request)
     async with gateway.database.transaction(access_of(request).name) as connection:
         from_ = await visible(request, gateway.admin_on(connection), job_id, "operate")
-        if from_.status not in FINISHED:
+        if from_.status not in ENDED:
             raise Problem("conflict", f"job {job_id} is {from_.status}: it has not ended")
         made = await enqueue(
             connection,
