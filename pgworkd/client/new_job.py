@@ -120,6 +120,8 @@ class Field(NamedTuple):
     """The name of the field of NewJob."""
     parameter: str
     """The name of the parameter of pgworkd.enqueue(), without its p_."""
+    type: Literal["text", "int", "float8", "timestamptz", "jsonb"]
+    """The type of that parameter."""
     parse: Callable[[Any, str], Any]
     """The value as text or a number; UsageError, naming the field by the second argument, for an invalid one."""
     is_optional: bool = True
@@ -127,22 +129,22 @@ class Field(NamedTuple):
 
 _name, _key = partial(text, chars_max=NAME_CHARS_MAX), partial(text, chars_max=KEY_CHARS_MAX)
 FIELDS = (
-    Field("queue", "queue", _name, is_optional=False),
-    Field("kind", "kind", _name),
-    Field("payload", "payload", encode),
-    Field("priority", "priority", partial(whole, low=-PRIORITY_MAX - 1, high=PRIORITY_MAX), is_optional=False),
-    Field("run_at", "run_at", instant),
-    Field("delay", "delay_s", delay_seconds),
-    Field("expires_at", "expires_at", instant),
-    Field("max_attempts", "max_attempts", partial(whole, low=1, high=ATTEMPTS_MAX)),
-    Field("timeout_s", "timeout_s", _timeout),
-    Field("dedupe_key", "dedupe_key", _key),
-    Field("meta", "meta", encode),
-    Field("serialize_key", "serialize_key", _key),
-    Field("limit_key", "limit_key", _key),
-    Field("on_retry", "on_retry", _on_retry, is_optional=False),
-    Field("dedupe_until", "dedupe_until", instant),
-    Field("dedupe_for", "dedupe_for_s", _dedupe_for),
+    Field("queue", "queue", "text", _name, is_optional=False),
+    Field("kind", "kind", "text", _name),
+    Field("payload", "payload", "jsonb", encode),
+    Field("priority", "priority", "int", partial(whole, low=-PRIORITY_MAX - 1, high=PRIORITY_MAX), is_optional=False),
+    Field("run_at", "run_at", "timestamptz", instant),
+    Field("delay", "delay_s", "float8", delay_seconds),
+    Field("expires_at", "expires_at", "timestamptz", instant),
+    Field("max_attempts", "max_attempts", "int", partial(whole, low=1, high=ATTEMPTS_MAX)),
+    Field("timeout_s", "timeout_s", "float8", _timeout),
+    Field("dedupe_key", "dedupe_key", "text", _key),
+    Field("meta", "meta", "jsonb", encode),
+    Field("serialize_key", "serialize_key", "text", _key),
+    Field("limit_key", "limit_key", "text", _key),
+    Field("on_retry", "on_retry", "text", _on_retry, is_optional=False),
+    Field("dedupe_until", "dedupe_until", "timestamptz", instant),
+    Field("dedupe_for", "dedupe_for_s", "float8", _dedupe_for),
 )
 """Every field that is stored with a job, in the order of a row and of the statements' parameters."""
 QUEUE, PAYLOAD, PRIORITY, META = map([field.name for field in FIELDS].index, ("queue", "payload", "priority", "meta"))

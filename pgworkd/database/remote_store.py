@@ -45,20 +45,27 @@ _LIST_HELD = "SELECT pgworkd.list_held($1, pgworkd.fenced($1, $2, $3, $4, $5))"
 _TAKE_BACK = """SELECT id, queue, kind, attempt, status, worker_id, worker, error
     FROM pgworkd.take_back($1, pgworkd.fenced($1, $2, $3, $4, $5))"""
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
-_CLAIM_FOR = """SELECT worker, id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key
+_CLAIM_FOR = """SELECT worker, COLUMNS
     FROM pgworkd.claim_for(CASE WHEN NOT $17 OR pgworkd.carefully() THEN $1::int[] END, $2, $3, $4, $5, $6, $7, $8, $9,
-        $10, $11, $12, $13, $14, $15, $16, $18)"""
+        $10, $11, $12, $13, $14, $15, $16, $18)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))
 _EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
         WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
     FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
-_CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8,
-    j.id, coalesce(j.kind, j.queue)::text, '', j.attempts, j.failures, coalesce(j.max_attempts, 3)::int,
-    j.timeout_s::real, j.priority, j.losses, extract(epoch FROM j.run_at)::float8,
-    extract(epoch FROM j.created_at)::float8, j.schedule::text, extract(epoch FROM j.occurrence)::float8, NULL::text,
-    j.serialize_key::text
+_STORED = {name: f"j.{name}" for name in ClaimedJob._fields} | {
+    "kind": "coalesce(j.kind, j.queue)::text",
+    "payload": "''",
+    "attempt": "j.attempts",
+    "max_attempts": "coalesce(j.max_attempts, 3)::int",
+    "timeout_s": "j.timeout_s::real",
+    "run_at": "extract(epoch FROM j.run_at)::float8",
+    "created_at": "extract(epoch FROM j.created_at)::float8",
+    "occurrence": "extract(epoch FROM j.occurrence)::float8",
+    "meta": "NULL::text",
+}
+"""What was claimed of a running job, by the job's row."""
+_CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8, COLUMNS
     FROM unnest($1::uuid[], $2::int[]) AS u (id, attempt) JOIN pgworkd.jobs j ON j.id = u.id AND j.attempts = u.attempt
-    WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL"""
+    WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL""".replace("COLUMNS", ", ".join(_STORED.values()))
 ASSIGNMENTS = "assignments"
 """The name of the standing worker of attempts that remote workers claim with a lease of their own."""
 _FIND_STANDING = "SELECT w.id, w.token FROM pgworkd.workers w WHERE w.kind = 'standing' AND w.name = $1"

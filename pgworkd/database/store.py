@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
 
-from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
 from pgworkd.core.job import Ending
 from pgworkd.core.origin import READ, Origin
 from pgworkd.core.registration import SESSIONS_MIN, Registration, token_of
@@ -30,10 +30,8 @@ from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError
 
 CHANNEL = "pgworkd"
-CLAIM = """SELECT id, kind, payload, attempt, failures, max_attempts, timeout_s, priority, losses, run_at,
-    created_at, schedule, occurrence, meta, serialize_key
-    FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
-        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)"""
+CLAIM = """SELECT COLUMNS FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
+        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))
 """The statement of a claim. Its arguments are a `ClaimOrder` and the worker's token."""
 REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 

@@ -1,4 +1,4 @@
-"""One table describes a job's fields: NewJob, its typed options and the statements agree with it."""
+"""One table describes a job's fields: NewJob and its typed options agree with it; the statements are made from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from dataclasses import fields
 
 from pgworkd.client.new_job import FIELDS, EnqueueOptions, JobOptions, NewJob
-from pgworkd.client.statements import ENQUEUE, INSERT, INSERT_ONE
 from pgworkd.errors import SQLSTATES
 
 ROOT_FIELDS = ("queue", "payload")
@@ -24,15 +23,6 @@ def test_the_typed_options_match_new_job() -> None:
     assert EnqueueOptions.__annotations__.keys() - JobOptions.__annotations__.keys() == set(DEPENDENCIES)
     for name, annotation in EnqueueOptions.__annotations__.items():
         assert annotation.__forward_arg__ == types[name]
-
-
-def test_statement_parameters_follow_the_order_of_the_field_table() -> None:
-    parameters = [field.parameter for field in FIELDS]
-    assert ["queue", *re.findall(r"p_(\w+) =>", ENQUEUE.numbered)] == [*parameters, "on_duplicate"]
-    others = [name for name in parameters if name != "payload"]
-    (columns,) = re.findall(r"AS new\s+\(([^)]*)\)", INSERT.numbered)
-    assert re.findall(r"\w+", columns) == ["id", "payload", *others]
-    assert len(re.findall(r"\$\d+", INSERT_ONE.numbered)) == 2 + len(others)
 
 
 def test_every_sqlstate_of_the_table_has_an_exception_and_a_meaning() -> None:
