@@ -103,6 +103,11 @@ class Job:
         return _Transaction(self)
 
 
+CONTEXT = tuple(Job.__dataclass_fields__)[: tuple(Job.__dataclass_fields__).index("result")]
+"""The fields of `Job` that say what the job is, and not how this run of it goes."""
+FACTS = tuple(name for name in CONTEXT if name not in ("payload", "meta"))
+
+
 class _Transaction(AbstractAsyncContextManager[Any]):
     """`async with job.transaction()`; what else is tried is explained."""
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic_core import to_json
 
-from pgworkd.core.job import Ending, Job
+from pgworkd.core.job import FACTS, Ending, Job
 from pgworkd.core.json_text import JsonText
 from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze
 from pgworkd.push import message, secrets
@@ -145,17 +145,8 @@ def _error(found: Verdict) -> Exception:
 
 def _sent(job: Job, deadline_s: float) -> message.PushedAttempt:
     return message.PushedAttempt(
-        id=job.id,
-        queue=job.queue,
-        kind=job.kind,
-        attempt=job.attempt,
-        failures=job.failures,
-        max_attempts=job.max_attempts,
+        **{name: getattr(job, name) for name in FACTS},
         payload=JsonText(to_json(job.payload).decode()),
         meta=JsonText(to_json(job.meta).decode()) if job.meta else None,
-        created_at=job.created_at,
-        run_at=job.run_at,
         deadline_s=deadline_s,
-        schedule=job.schedule,
-        occurrence=job.occurrence,
     )

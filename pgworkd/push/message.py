@@ -55,19 +55,7 @@ class CallbackOffer:
 
 def body(attempt: PushedAttempt, at: datetime, callback: CallbackOffer | None = None) -> bytes:
     """The JSON of a message. Its `id` is the job's, the same in each attempt."""
-    data = {
-        "id": str(attempt.id),
-        "queue": attempt.queue,
-        "kind": attempt.kind,
-        "attempt": attempt.attempt,
-        "failures": attempt.failures,
-        "max_attempts": attempt.max_attempts,
-        "created_at": attempt.created_at,
-        "run_at": attempt.run_at,
-        "deadline_s": attempt.deadline_s,
-        "schedule": attempt.schedule,
-        "occurrence": attempt.occurrence,
-    }
+    data = {name: getattr(attempt, name) for name in PushedAttempt.__slots__ if name not in ("payload", "meta")}
     # What is JSON text already is put in as it is: it must not go through a float.
     texts = f',"payload":{attempt.payload},"meta":{attempt.meta or "null"}}}'.encode()
     head = to_json({"type": RUN, "timestamp": at})[:-1] + b',"data":'

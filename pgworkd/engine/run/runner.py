@@ -28,7 +28,7 @@ from pgworkd.core.decorated import explained
 from pgworkd.core.error_report import ErrorFacts, describe_error
 from pgworkd.core.events import Events
 from pgworkd.core.fence import Settlement
-from pgworkd.core.job import DONE, NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
+from pgworkd.core.job import CONTEXT, DONE, NOT_IN_THREADS, Ending, Job, Outcome, Reason, stopped
 from pgworkd.core.payload import decode, encode_result
 from pgworkd.core.source import WorkSource
 from pgworkd.engine.attempts import Attempt
@@ -228,7 +228,7 @@ class Runner:
             handler.payload_parameter,
             pickle.dumps(arguments.get(handler.payload_parameter or "")),
             handler.job_parameter,
-            {name: getattr(job, name) for name in _CHILD_FIELDS} | {"id": UUID(bytes=job.id.bytes)},
+            {name: getattr(job, name) for name in CONTEXT} | {"id": UUID(bytes=job.id.bytes)},
             None if attempt.trace is None else attempt.trace.carrier,
         )
         answer = await self.processes.call(request, job.progress)
@@ -318,9 +318,6 @@ class Runner:
         if not isinstance(error, (asyncio.CancelledError, JobStopped)):
             facts = describe_error(error)
             self._events.emit(events.JOB_RAISED, **attempt.facts(), error=facts.summary, exception=facts.traceback)
-
-
-_CHILD_FIELDS = "id queue kind attempt failures max_attempts payload created_at run_at schedule occurrence meta".split()
 
 
 def _note(attempt: Attempt, done: float, message: str) -> None:
