@@ -19,32 +19,32 @@ LOCK_TIMEOUT_S = 0.2
 """A settle that waits longer for a lock is retried without the locked rows; maintenance is retried later."""
 
 _CALLS = {
-    Ending.COMPLETED: "SELECT pgworkd.settle_completed($1, ATTEMPTS, $5, $6, $7, $8, $3, $4, $9)",
-    Ending.FAILED: "SELECT id, status FROM pgworkd.settle_failed($1, ATTEMPTS, $5, $6, $7, $8, $9, $10, $11, $3, $4)",
-    Ending.RELEASED: "SELECT pgworkd.settle_released($1, ATTEMPTS, $5, $6, $3, $4, $7)",
-    Ending.CANCELLED: "SELECT pgworkd.settle_ended($1, ATTEMPTS, $5, $6, $3, $4)",
-}
-_CALLS[Ending.EXPIRED] = _CALLS[Ending.CANCELLED]
-_OF_SEVERAL = {
-    Ending.COMPLETED: "SELECT pgworkd.settle_completed($1, ATTEMPTS, $6, $7, $8, $9, NULL, NULL, $10)",
+    Ending.COMPLETED: "SELECT pgworkd.settle_completed($1, {attempts}, {0}, {1}, {2}, {3}, {fence}, {4})",
     Ending.FAILED: """SELECT id, status
-        FROM pgworkd.settle_failed($1, ATTEMPTS, $6, $7, $8, $9, $10, $11, $12, NULL, NULL)""",
-    Ending.RELEASED: "SELECT pgworkd.settle_released($1, ATTEMPTS, $6, $7, NULL, NULL, $8)",
-    Ending.CANCELLED: "SELECT pgworkd.settle_ended($1, ATTEMPTS, $6, $7, NULL, NULL)",
+        FROM pgworkd.settle_failed($1, {attempts}, {0}, {1}, {2}, {3}, {4}, {5}, {6}, {fence})""",
+    Ending.RELEASED: "SELECT pgworkd.settle_released($1, {attempts}, {0}, {1}, {fence}, {2})",
+    Ending.CANCELLED: "SELECT pgworkd.settle_ended($1, {attempts}, {0}, {1}, {fence})",
 }
-_OF_SEVERAL[Ending.EXPIRED] = _OF_SEVERAL[Ending.CANCELLED]
-_FENCED = "pgworkd.fenced($1, $2, $3, $4, $5)"
+"""By numbers, the columns of `_COLUMNS`."""
+_CALLS[Ending.EXPIRED] = _CALLS[Ending.CANCELLED]
 _NO_WAIT = {  # by skip_locked and deferred
     (False, False): "ATTEMPTS",
     (True, False): "pgworkd.unlocked($1, ATTEMPTS)",
     (False, True): "pgworkd.deferred(ATTEMPTS)",
     (True, True): "pgworkd.deferred(pgworkd.unlocked($1, ATTEMPTS))",
 }
+
+
+def _statement(call: str, attempts: str, *, several: bool) -> str:
+    """A call for attempts of one worker, or of several, which `fenced()` has checked before."""
+    columns = [f"${number}" for number in range(6 if several else 5, 13)]
+    attempts = attempts.replace("ATTEMPTS", "pgworkd.fenced($1, $2, $3, $4, $5)" if several else "$2")
+    return call.format(*columns, attempts=attempts, fence="NULL, NULL" if several else "$3, $4")
+
+
 STATEMENTS: Mapping[tuple[bool, Ending, bool, bool], str] = {
-    (several, ending, *how): calls[ending].replace("ATTEMPTS", attempts).replace("ATTEMPTS", fence)
-    for (several, calls, fence), ending, (how, attempts) in itertools.product(
-        ((False, _CALLS, "$2"), (True, _OF_SEVERAL, _FENCED)), _CALLS, _NO_WAIT.items()
-    )
+    (several, ending, *how): _statement(_CALLS[ending], attempts, several=several)
+    for several, ending, (how, attempts) in itertools.product((False, True), _CALLS, _NO_WAIT.items())
 }
 """The statements, by whether the attempts are of several workers, ending, `skip_locked` and `deferred`."""
 _BY_HANDLER = "SELECT pgworkd.complete_own($1, $2, $5, $6, $7, $8, $3, $4, $9)"
