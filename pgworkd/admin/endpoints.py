@@ -27,14 +27,14 @@ _SET = "SELECT pgworkd.set_endpoint($1::text, $2::text::jsonb, $3)"
 
 
 class EndpointRow(NamedTuple):
-    """An endpoint. `headers`: JSON text; `state`: live, paused or disabled; `reason`: why it is not live."""
+    """An endpoint. `state`: live, paused or disabled; `reason`: why it is not live."""
 
     name: str
     url: str
     mode: str
     timeout_s: float
     callback_timeout_s: float
-    headers: str
+    headers: dict[str, str]
     secret_name: str | None
     unsigned: bool
     allow_private: bool

@@ -6,9 +6,10 @@ Instants are the database's; one outside the years 1 to 9999, as other clients m
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 from uuid import UUID
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
@@ -173,9 +174,8 @@ class AuditRow(NamedTuple):
 
 
 def read(row_type: Callable[..., Row], row: Sequence[Any]) -> Row:
-    """A row as `row_type`, its instants (seconds since the epoch in SQL) as datetimes."""
-    fields = _types(row_type).items()
-    return row_type(*(_instant(v) if kind == _INSTANT else v for (_, kind), v in zip(fields, row, strict=True)))
+    """A row as `row_type`: its instants, seconds since the epoch in SQL, as datetimes; its dicts from JSON text."""
+    return row_type(*(parse(value) if parse else value for parse, value in zip(_parsers(row_type), row, strict=True)))
 
 
 def select(row_type: Callable[..., Any], rest: str, table: str = "", **others: str) -> str:
@@ -191,6 +191,12 @@ def select(row_type: Callable[..., Any], rest: str, table: str = "", **others: s
 @functools.cache
 def _types(row_type: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(row_type)
+
+
+@functools.cache
+def _parsers(row_type: Callable[..., Any]) -> list[Callable[[Any], Any] | None]:
+    kinds = _types(row_type).values()
+    return [_instant if kind == _INSTANT else json.loads if get_origin(kind) is dict else None for kind in kinds]
 
 
 def _instant(epoch_s: float | None) -> datetime | None:

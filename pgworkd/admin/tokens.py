@@ -43,11 +43,11 @@ _ANY_LIVE = """SELECT EXISTS (SELECT FROM pgworkd.tokens t
 
 
 class TokenRow(NamedTuple):
-    """A token. `scopes`: JSON text of scopes with their queues, null for all; `state`: live, expired or revoked."""
+    """A token. `scopes`: with their queues, None for all; `state`: live, expired or revoked."""
 
     id: str
     name: str
-    scopes: str
+    scopes: dict[str, list[str] | None]
     created_at: datetime | None
     created_by: str
     expires_at: datetime | None

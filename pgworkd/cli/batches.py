@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any
-from pgworkd.cli.output import as_json, is_terminal, listed, out
+from pgworkd.cli.output import as_json, is_terminal, out, print_rows
 from pgworkd.core.validation import counted
 from pgworkd.errors import BatchClosed, UsageError
 from pgworkd.process.redaction import escaped
@@ -43,7 +43,7 @@ def batches(
         return
     from pgworkd.admin.batches import TreeRow
 
-    listed(ask_any(dsn, lambda admin: admin.batches.find(name, limit)), TreeRow._fields, _NARROW, json=json)
+    print_rows(ask_any(dsn, lambda admin: admin.batches.find(name, limit)), TreeRow._fields, _NARROW, json=json)
 
 
 @group.command()

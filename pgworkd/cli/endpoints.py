@@ -102,7 +102,7 @@ def endpoints(context: typer.Context, *, json: Json = False, dsn: Dsn = None) ->
         return
     rows = ask_any(dsn, lambda admin: admin.endpoints.find())
     if json:
-        as_json([_plain(row) for row in rows])
+        as_json([row._asdict() for row in rows])
         return
     columns = ("name", "state", "queues", "mode", "timeout_s", "secret", "paused_until", "reason")
     table(columns, [[_cell(row, column) for column in columns] for row in rows])
@@ -111,7 +111,7 @@ def endpoints(context: typer.Context, *, json: Json = False, dsn: Dsn = None) ->
 @group.command()
 def show(name: Name, *, json: Json = False, dsn: Dsn = None) -> None:
     """Show an endpoint whole, with its URL and headers."""
-    found = _plain(ask_any(dsn, lambda admin: _known(admin, name)))
+    found = ask_any(dsn, lambda admin: _known(admin, name))._asdict()
     if json:
         as_json(found)
     else:
@@ -173,7 +173,7 @@ def set_(
         raise UsageError("nothing to change: give --url, --secret, --timeout-s or another option")
 
     async def question(admin: Admin) -> None:
-        now = _plain(await _known(admin, name))
+        now = (await _known(admin, name))._asdict()
         _endpoint(now | changes)
         await admin.endpoints.put(name, changes, create=False)
 
@@ -189,7 +189,7 @@ def send_test(name: Name, *, secrets_dir: SecretsDir = None, dsn: Dsn = None) ->
     from pgworkd.push.test_message import attempted
 
     settings = settings_of(dsn, secrets_dir=secrets_dir)
-    endpoint = _endpoint(_plain(ask_any(dsn, lambda admin: _known(admin, name))))
+    endpoint = _endpoint(ask_any(dsn, lambda admin: _known(admin, name))._asdict())
     answered, said = anyio.run(attempted, endpoint, settings.secrets_dir)
     out(f"endpoint {escaped(name)}: {escaped(said)}")
     return 0 if answered else 1
@@ -262,12 +262,6 @@ def _endpoint(columns: dict[str, Any]) -> Endpoint:
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     return Endpoint.of(columns)
-
-
-def _plain(row: EndpointRow) -> dict[str, Any]:
-    import json as json_
-
-    return row._asdict() | {"headers": json_.loads(row.headers), "queues": list(row.queues)}
 
 
 def _cell(row: EndpointRow, column: str) -> object:

@@ -20,7 +20,7 @@ from pgworkd.cli.common import (
     note_unknown,
     settings_of,
 )
-from pgworkd.cli.output import as_json, listed, note, out, table
+from pgworkd.cli.output import as_json, note, out, print_rows, table
 from pgworkd.core.validation import counted
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def workers(*, json: Json = False, dsn: Dsn = None) -> None:
         await note_standby(admin)
         return await admin.workers()
 
-    listed(ask_any(dsn, question), WorkerRow._fields, _WORKERS_NARROW, json=json)
+    print_rows(ask_any(dsn, question), WorkerRow._fields, _WORKERS_NARROW, json=json)
 
 
 def stats(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, settings_of
-from pgworkd.cli.output import as_json, out, table
+from pgworkd.cli.output import as_json, out, print_rows
 from pgworkd.core.address import listed
 from pgworkd.core.validation import counted
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, UsageError
@@ -229,13 +229,8 @@ def list_(*, json: Json = False, dsn: Dsn = None) -> None:
         return await admin.tokens.find(1000)
 
     rows = ask_any(dsn, question)
-    if json:
-        as_json([row._asdict() | {"scopes": json_.loads(row.scopes)} for row in rows])
-        return
     columns = ("id", "name", "state", "scopes", "created_at", "created_by", "expires_at")
-    table(
-        columns, [[_brief(row.scopes) if each == "scopes" else getattr(row, each) for each in columns] for row in rows]
-    )
+    print_rows(rows if json else [row._replace(scopes=_brief(row.scopes)) for row in rows], columns, json=json)
 
 
 @tokens.command("revoke")
@@ -263,9 +258,8 @@ def _scopes(given: list[str]) -> dict[str, list[str] | None]:
     return found
 
 
-def _brief(scopes: str) -> str:
+def _brief(found: Mapping[str, Sequence[str] | None]) -> str:
     from pgworkd.core.access import SCOPES
 
-    found = json_.loads(scopes)
     in_order = sorted(found, key=list(SCOPES).index)
-    return " ".join(scope if found[scope] is None else f"{scope}:{','.join(found[scope])}" for scope in in_order)
+    return " ".join(scope if (queues := found[scope]) is None else f"{scope}:{','.join(queues)}" for scope in in_order)

@@ -22,7 +22,7 @@ from pgworkd.cli.common import (
     instant_of,
     stdin_text,
 )
-from pgworkd.cli.output import as_json, brief_error, cell, listed, note, out, parsed
+from pgworkd.cli.output import as_json, brief_error, cell, note, out, parsed, print_rows
 from pgworkd.core.job import Status
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process.redaction import escaped
@@ -155,7 +155,7 @@ def jobs(
 
     found = ask_any(dsn, question)
     rows = found.rows if json else [row._replace(error=brief_error(row.error)) for row in found.rows]
-    listed(rows, _COLUMNS, _NARROW, json=json)
+    print_rows(rows, _COLUMNS, _NARROW, json=json)
     if not found.complete:
         note(f"only the newest {HISTORY_ROWS_MAX:,} finished jobs were searched")
 

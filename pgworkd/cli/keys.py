@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pgworkd.cli.common import Dsn, Json, QueueOption, ask, ask_any
-from pgworkd.cli.output import listed, note, out
+from pgworkd.cli.output import note, out, print_rows
 from pgworkd.errors import UsageError
 from pgworkd.process.redaction import escaped
 
@@ -35,7 +35,7 @@ def keys(
             raise UsageError(f"put options after: pgworkd keys {context.invoked_subcommand} ...")
         return
     columns = ("dedupe_key", "queue", "batch", "until", "ended_as", "id")
-    listed(ask_any(dsn, lambda admin: admin.keys.find(queue, key, limit)), columns, json=json)
+    print_rows(ask_any(dsn, lambda admin: admin.keys.find(queue, key, limit)), columns, json=json)
 
 
 @group.command()

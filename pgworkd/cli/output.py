@@ -104,7 +104,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: bo
     out("\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines))
 
 
-def listed(rows: Sequence[Any], columns: Sequence[str], narrow: str = "", *, json: bool) -> None:
+def print_rows(rows: Sequence[Any], columns: Sequence[str], narrow: str = "", *, json: bool) -> None:
     """Prints rows of `Admin`: whole as JSON, else these columns of them; on a terminal in the order of `narrow`.
 
     A narrow terminal omits the rightmost first.

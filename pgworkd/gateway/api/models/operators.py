@@ -216,8 +216,6 @@ class TokenMade(Answer):
 class TokenOut(Answer, row=TokenRow):
     """A token without its secret. `state`: live, expired or revoked."""
 
-    scopes: dict[str, list[str] | None]
-
 
 class TokensOut(Answer):
     """Tokens, the newest first."""

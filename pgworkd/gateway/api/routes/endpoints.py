@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from pgworkd.admin.admin import Admin
@@ -28,7 +25,7 @@ async def list_endpoints(request: Request) -> Response:
     need(request, "admin")
     async with gateway_of(request).admin() as admin:
         rows = await admin.endpoints.find()
-    return Json({"endpoints": [_shown(row) for row in rows]})
+    return Json({"endpoints": [row._asdict() for row in rows]})
 
 
 @router.get("/endpoints/{name}", response_model=EndpointOut, responses=documented("not-found"))
@@ -36,7 +33,7 @@ async def get_endpoint(request: Request, name: PathName) -> Response:
     """One endpoint, with its URL and headers."""
     need(request, "admin")
     async with gateway_of(request).admin() as admin:
-        return Json(_shown(await _known(admin, name)))
+        return Json((await _known(admin, name))._asdict())
 
 
 @router.put("/endpoints/{name}", response_model=EndpointOut, responses=documented(*BODY))
@@ -47,7 +44,7 @@ async def put_endpoint(request: Request, name: PathName, body: EndpointIn) -> Re
     Endpoint.of(columns | {"name": name})
     async with gateway_of(request).admin(access.name) as admin:
         await admin.endpoints.put(name, columns)
-        return Json(_shown(await _known(admin, name)))
+        return Json((await _known(admin, name))._asdict())
 
 
 @router.post("/endpoints/{name}/disable", response_model=EndpointOut, responses=documented(*BODY, "not-found"))
@@ -76,7 +73,7 @@ async def _changed(request: Request, name: str, how: str, *args: str) -> Respons
     access = need(request, "operate")
     async with gateway_of(request).admin(access.name) as admin:
         await getattr(admin.endpoints, how)(name, *args)
-        found = _shown(await _known(admin, name))
+        found = (await _known(admin, name))._asdict()
     if not access.has("admin"):  # secrets may stand in these
         found |= {"url": None, "headers": None}
     return Json(found)
@@ -91,7 +88,3 @@ async def _known(admin: Admin, name: str) -> EndpointRow:
 
 def _unknown(name: str) -> Problem:
     return Problem("not-found", f"there is no endpoint {name!r}")
-
-
-def _shown(row: EndpointRow) -> dict[str, Any]:
-    return row._asdict() | {"headers": json.loads(row.headers), "queues": list(row.queues)}

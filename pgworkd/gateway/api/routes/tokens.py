@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from fastapi import APIRouter, Path, Request, Response
 
 from pgworkd.gateway.api.models.operators import Revoked, TokenIn, TokenMade, TokensOut
@@ -22,7 +20,7 @@ async def list_tokens(request: Request) -> Response:
     need(request, "admin")
     async with gateway_of(request).admin() as admin:
         rows = await admin.tokens.find(1000)
-    return Json({"tokens": [row._asdict() | {"scopes": json.loads(row.scopes)} for row in rows]})
+    return Json({"tokens": [row._asdict() for row in rows]})
 
 
 @router.post("/tokens", status_code=201, response_model=TokenMade, responses=documented(*BODY))
