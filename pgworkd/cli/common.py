@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pgworkd.settings.config import Settings
 
 Answer = TypeVar("Answer")
+Command = TypeVar("Command", bound=Callable[..., Any])
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 STDIN_BYTES_MAX = 1024 * 1024
 
@@ -39,6 +42,31 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
+def option(flag: str, metavar: str | None, text: str) -> Any:
+    """The type of an option that takes text; the settings parse it, and their errors say what to write instead."""
+    return Annotated[str | None, typer.Option(flag, metavar=metavar, help=text)]
+
+
+def takes(options: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Gives a command these options by name, in place of its last parameter, `**given`: None is not given."""
+
+    def taking(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
+        *others, _ = own.parameters.values()
+        made = [inspect.Parameter(name, KEYWORD, default=None, annotation=kind) for name, kind in options.items()]
+        first, last = ([each for each in others if (each.kind is KEYWORD) is so] for so in (False, True))
+        command.__signature__ = own.replace(parameters=[*first, *made, *last])  # type: ignore[attr-defined]
+        return command
+
+    return taking
+
+
+PROCESS_OPTIONS = {
+    "worker_name": option("--worker-name", None, "Name of this worker; default: the host name."),
+    "log_level": option("--log-level", "LEVEL", "debug, info, warning or error."),
+    "log_format": option("--log-format", "FORMAT", "auto, json or console."),
+}
+"""The options of all commands that claim jobs until they are stopped."""
 _HINTS = {
     "name or service not known": "check the host name",
     "name resolution": "check the host name and this host's DNS",

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, MetricsListen, ask, ask_any, duration, settings_of
+from pgworkd.cli.common import (
+    PROCESS_OPTIONS,
+    Dsn,
+    Json,
+    MetricsListen,
+    ask,
+    ask_any,
+    duration,
+    option,
+    settings_of,
+    takes,
+)
 from pgworkd.cli.output import as_json, out, table
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process.redaction import escaped
@@ -49,48 +60,32 @@ SecretsDir = Annotated[
 group = typer.Typer(help="List, add, change, test, disable, enable and remove the endpoints that jobs are sent to.")
 
 
-def push(
-    *,
-    dsn: Dsn = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queue", "-q", metavar="NAME[=N]", help="Only this queue, with concurrency N (repeatable); default: all."
-        ),
-    ] = None,
-    secrets_dir: SecretsDir = None,
-    shutdown_s: Annotated[
-        str | None,
-        typer.Option("--shutdown-s", metavar="DURATION", help="How long requests may take to finish at a stop."),
-    ] = None,
-    metrics_listen: MetricsListen = None,
-    worker_name: Annotated[
-        str | None, typer.Option("--worker-name", help="Name of this worker; default: the host name.")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")
-    ] = None,
-) -> int:
+@takes(
+    {
+        "dsn": Dsn,
+        "queues": Annotated[
+            list[str] | None,
+            typer.Option(
+                "--queue",
+                "-q",
+                metavar="NAME[=N]",
+                help="Only this queue, with concurrency N (repeatable); default: all.",
+            ),
+        ],
+        "secrets_dir": SecretsDir,
+        "shutdown_s": option("--shutdown-s", "DURATION", "How long requests may take to finish at a stop."),
+        "metrics_listen": MetricsListen,
+        **PROCESS_OPTIONS,
+    }
+)
+def push(**given: Any) -> int:
     """Send the jobs of queues that have an endpoint by HTTP, until SIGTERM or SIGINT (extra http).
 
     Which queues go where is in the database, and may be changed at any time: pgworkd endpoints --help.
     """
     from pgworkd.cli.serve import serve
 
-    flags: dict[str, object] = {
-        "dsn": dsn,
-        "queues": queue,
-        "secrets_dir": secrets_dir,
-        "shutdown_s": shutdown_s,
-        "metrics_listen": metrics_listen,
-        "worker_name": worker_name,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
-    return serve(flags, push=True)
+    return serve(given, push=True)
 
 
 @group.callback(invoke_without_command=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,9 @@ from pgworkd.cli.common import (
     duration,
     note_standby,
     one_or_all,
+    option,
     span_or_instant,
+    takes,
 )
 from pgworkd.cli.output import as_json, is_terminal, out, table
 from pgworkd.core.validation import counted
@@ -51,25 +52,12 @@ Unset = Annotated[
 ]
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each setting of a queue: text, whose errors say what to write instead."""
-    options = []
-    for name, setting in SETTINGS.items():
-        flag = _flag(name)
-        kind: Any = Annotated[str | None, typer.Option(flag, metavar=setting.metavar, help=setting.help)]
-        if name == "fair":
-            kind = Annotated[bool | None, typer.Option(f"{flag}/--no-{name}", help=setting.help)]
-        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
-    own = inspect.signature(command, eval_str=True)
-    queue, *others = (each for each in own.parameters.values() if each.name != "given")
-    command.__signature__ = own.replace(parameters=[queue, *options, *others])  # type: ignore[attr-defined]
-    return command
-
-
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+_SETTINGS = {name: option(_flag(name), setting.metavar, setting.help) for name, setting in SETTINGS.items()}
+_SETTINGS["fair"] = Annotated[bool | None, typer.Option("--fair/--no-fair", help=SETTINGS["fair"].help)]
 group = typer.Typer(help="List the queues and their effective settings; change them for every daemon at once.")
 
 
@@ -120,7 +108,7 @@ def show(queue: QueueArgument, *, json: Json = False, dsn: Dsn = None) -> None:
 
 
 @group.command("set")
-@_with_settings
+@takes(_SETTINGS)
 def set_(
     queue: QueueArgument,
     *,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, settings_of
+from pgworkd.cli.common import PROCESS_OPTIONS, Dsn, MetricsListen, duration, hinted, option, settings_of, takes
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.process import stop_signals
@@ -17,84 +17,41 @@ from pgworkd.process import stop_signals
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Data directory to keep; default: a temporary one.")
 ]
-Processes = Annotated[
-    str | None,
-    typer.Option(
-        "--processes", metavar="N", help="Number of daemon processes, for CPU-bound handlers; concurrency is for each."
-    ),
-]
-LeaseS = Annotated[
-    str | None,
-    typer.Option(
-        "--lease-s",
-        metavar="DURATION",
-        help="Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
-    ),
-]
-Remote = Annotated[
-    str | None,
-    typer.Option("--remote", metavar="URL", help="Work through this gateway, with PGWORKD_TOKEN, without a database."),
-]
-Seconds = str | None  # parsed by the settings, whose errors say what to write instead
-
-
-def run(
-    *,
-    app: Annotated[str | None, typer.Option("--app", metavar="MODULE:ATTRIBUTE", help="The application.")] = None,
-    dsn: Dsn = None,
-    queue: Annotated[
+_OPTIONS = {
+    "app": option("--app", "MODULE:ATTRIBUTE", "The application."),
+    "dsn": Dsn,
+    "queues": Annotated[
         list[str] | None,
         typer.Option(
             "--queue", "-q", metavar="NAME[=N]", help="Serve this queue, with concurrency N (repeatable); default: all."
         ),
-    ] = None,
-    processes: Processes = None,
-    lease_s: LeaseS = None,
-    heartbeat_s: Annotated[
-        Seconds,
-        typer.Option("--heartbeat-s", metavar="DURATION", help="Time between lease renewals; at most lease / 3."),
-    ] = None,
-    poll_s: Annotated[
-        Seconds, typer.Option("--poll-s", metavar="DURATION", help="Polling interval of an idle queue.")
-    ] = None,
-    shutdown_s: Annotated[
-        Seconds,
-        typer.Option("--shutdown-s", metavar="DURATION", help="How long running jobs may take to finish at a stop."),
-    ] = None,
-    metrics_listen: MetricsListen = None,
-    remote: Remote = None,
-    worker_name: Annotated[
-        str | None, typer.Option("--worker-name", help="Name of this worker; default: the host name.")
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")
-    ] = None,
-) -> int:
+    ],
+    "processes": option(
+        "--processes", "N", "Number of daemon processes, for CPU-bound handlers; concurrency is for each."
+    ),
+    "lease_s": option(
+        "--lease-s",
+        "DURATION",
+        "Lease duration: jobs of a worker that stops renewing are taken over after this many seconds.",
+    ),
+    "heartbeat_s": option("--heartbeat-s", "DURATION", "Time between lease renewals; at most lease / 3."),
+    "poll_s": option("--poll-s", "DURATION", "Polling interval of an idle queue."),
+    "shutdown_s": option("--shutdown-s", "DURATION", "How long running jobs may take to finish at a stop."),
+    "metrics_listen": MetricsListen,
+    "remote": option("--remote", "URL", "Work through this gateway, with PGWORKD_TOKEN, without a database."),
+    **PROCESS_OPTIONS,
+}
+
+
+@takes(_OPTIONS)
+def run(**given: Any) -> int:
     """Run jobs until SIGTERM or SIGINT; a second signal stops at once. SIGHUP reloads the settings.
 
     Settings can also be given as PGWORKD_... in the environment or in pgworkd.toml: see pgworkd config show.
     """
     from pgworkd.cli.serve import serve
 
-    flags: dict[str, object] = {
-        "app": app,
-        "dsn": dsn,
-        "queues": queue,
-        "processes": processes,
-        "lease_s": lease_s,
-        "heartbeat_s": heartbeat_s,
-        "poll_s": poll_s,
-        "shutdown_s": shutdown_s,
-        "metrics_listen": metrics_listen,
-        "remote": remote,
-        "worker_name": worker_name,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
-    return serve(flags)
+    return serve(given)
 
 
 def migrate(
