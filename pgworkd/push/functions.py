@@ -145,7 +145,7 @@ def _error(found: Verdict) -> Exception:
 
 def _sent(job: Job, deadline_s: float) -> message.PushedAttempt:
     return message.PushedAttempt(
-        **{name: getattr(job, name) for name in FACTS},
+        {name: getattr(job, name) for name in FACTS},
         payload=JsonText(to_json(job.payload).decode()),
         meta=JsonText(to_json(job.meta).decode()) if job.meta else None,
         deadline_s=deadline_s,

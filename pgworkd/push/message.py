@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -23,26 +24,18 @@ PASSED_ON = ("traceparent", "tracestate")
 """Members of a job's `meta` that are sent as headers, too: https://www.w3.org/TR/trace-context/."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PushedAttempt:
-    """What is sent of one attempt. `payload`, `meta`: as JSON text, so that numbers keep their digits.
+    """What is sent of one attempt: the facts of `job.FACTS`, and its payload and meta.
 
-    `deadline_s`: within this many seconds it must be answered, or counts as failed.
+    The latter are JSON text, so that numbers keep their digits. `deadline_s`: within this many seconds it must be
+    answered, or counts as failed.
     """
 
-    id: UUID
-    queue: str
-    kind: str
-    attempt: int
-    failures: int
-    max_attempts: int
+    facts: Mapping[str, Any]
     payload: JsonText
     meta: JsonText | None
-    created_at: datetime
-    run_at: datetime
     deadline_s: float
-    schedule: str | None = None
-    occurrence: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ class CallbackOffer:
 
 def body(attempt: PushedAttempt, at: datetime, callback: CallbackOffer | None = None) -> bytes:
     """The JSON of a message. Its `id` is the job's, the same in each attempt."""
-    data = {name: getattr(attempt, name) for name in PushedAttempt.__slots__ if name not in ("payload", "meta")}
+    data = {**attempt.facts, "deadline_s": attempt.deadline_s}
     # What is JSON text already is put in as it is: it must not go through a float.
     texts = f',"payload":{attempt.payload},"meta":{attempt.meta or "null"}}}'.encode()
     head = to_json({"type": RUN, "timestamp": at})[:-1] + b',"data":'

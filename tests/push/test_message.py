@@ -15,23 +15,29 @@ from pgworkd.core.json_text import JsonText
 from pgworkd.push.message import CallbackOffer, PushedAttempt, body, headers
 
 SECRETS = [bytes(range(24)), bytes(range(1, 65))]
+JOB_ID = UUID("019a0000-0000-7000-8000-000000000001")
+JOB = {
+    "id": JOB_ID,
+    "queue": "mail",
+    "kind": "send",
+    "attempt": 2,
+    "failures": 1,
+    "max_attempts": 3,
+    "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+    "run_at": datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC),
+    "schedule": None,
+    "occurrence": None,
+}
 ATTEMPT = PushedAttempt(
-    id=UUID("019a0000-0000-7000-8000-000000000001"),
-    queue="mail",
-    kind="send",
-    attempt=2,
-    failures=1,
-    max_attempts=3,
+    JOB,
     payload=JsonText('{"id": 123456789012345678901234567890, "price": 1.10, "text": "ö\\u2028"}'),
     meta=JsonText('{"traceparent": "00-1-2-01"}'),
-    created_at=datetime(2026, 1, 1, tzinfo=UTC),
-    run_at=datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC),
     deadline_s=30.0,
 )
 
 
 def signed(content: bytes, at: datetime, *, secrets: list[bytes] = SECRETS[:1], **given: str) -> dict[str, str]:
-    return headers(ATTEMPT.id, content, at, secrets, given, trace=json.loads(ATTEMPT.meta or "null"), attempt=2)
+    return headers(JOB_ID, content, at, secrets, given, trace=json.loads(ATTEMPT.meta or "null"), attempt=2)
 
 
 def verifies(secret: bytes, content: bytes, found: dict[str, str]) -> Any:
@@ -46,7 +52,7 @@ def test_a_body_has_the_job_and_its_digits() -> None:
     assert (value["type"], value["timestamp"]) == ("job.run", "2026-01-01T00:00:02Z")
     assert value["callback"] == {"url": "https://jobs.example.com/v1/assignments/a1", "timeout_s": 300.0}
     assert value["data"] == {
-        "id": str(ATTEMPT.id),
+        "id": str(JOB_ID),
         "queue": "mail",
         "kind": "send",
         "attempt": 2,
@@ -97,7 +103,7 @@ def test_headers_of_the_endpoint_do_not_replace_ours() -> None:
     given = {"Authorization": "Bearer x", "Webhook-Id": "mine", "CONTENT-TYPE": "text/plain", "traceparent": "mine"}
     found = signed(content, at, **given)
     assert found["authorization"] == "Bearer x"
-    assert found["webhook-id"] == str(ATTEMPT.id)
+    assert found["webhook-id"] == str(JOB_ID)
     assert found["content-type"] == "application/json"
     assert found["traceparent"] == "00-1-2-01"
     assert found["pgworkd-attempt"] == "2"
@@ -107,4 +113,4 @@ def test_headers_of_the_endpoint_do_not_replace_ours() -> None:
 @pytest.mark.parametrize("trace", [None, [], "x", {"traceparent": 7}, {"traceparent": "ö"}, {"traceparent": "0" * 513}])
 def test_a_trace_context_that_is_none_is_not_passed_on(trace: object) -> None:
     at = datetime.now(UTC)
-    assert "traceparent" not in headers(ATTEMPT.id, b"", at, [], {}, trace=trace)
+    assert "traceparent" not in headers(JOB_ID, b"", at, [], {}, trace=trace)

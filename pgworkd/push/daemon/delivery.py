@@ -7,10 +7,11 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from pgworkd.core import events
 from pgworkd.core.events import Events
-from pgworkd.core.job import Ending
+from pgworkd.core.job import FACTS, Ending
 from pgworkd.core.json_text import JsonText
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.engine.attempts import Attempt
@@ -61,8 +62,8 @@ class Delivery:
         sent = message_of(attempt, min(endpoint.timeout_s, attempt.claimed.timeout_s or endpoint.timeout_s))
         waits = endpoint.mode == "callback"
         content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
-        fixed = (sent.id, content, at, target.signing, endpoint.headers)
-        headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=sent.attempt)
+        fixed = (attempt.claimed.id, content, at, target.signing, endpoint.headers)
+        headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=attempt.claimed.attempt)
         latest = time.monotonic() + endpoint.timeout_s + FROZEN_S
         try:
             answer = await target.post(headers, content, endpoint.timeout_s)
@@ -116,20 +117,14 @@ class Delivery:
 def message_of(attempt: Attempt, deadline_s: float) -> message.PushedAttempt:
     """The message that is sent for an attempt."""
     job = attempt.claimed
+    facts: dict[str, Any] = {name: attempt.queue if name == "queue" else getattr(job, name) for name in FACTS}
+    for name in ("created_at", "run_at", "occurrence"):
+        facts[name] = None if facts[name] is None else datetime.fromtimestamp(facts[name], UTC)
     return message.PushedAttempt(
-        id=job.id,
-        queue=attempt.queue,
-        kind=job.kind,
-        attempt=job.attempt,
-        failures=job.failures,
-        max_attempts=job.max_attempts,
+        facts,
         payload=JsonText(job.payload or "{}"),  # the executor has read large ones
         meta=None if job.meta is None else JsonText(job.meta),
-        created_at=_instant(job.created_at),
-        run_at=_instant(job.run_at),
         deadline_s=deadline_s,
-        schedule=job.schedule,
-        occurrence=None if job.occurrence is None else _instant(job.occurrence),
     )
 
 
@@ -140,7 +135,3 @@ def _trace_of(attempt: Attempt) -> object:
     with contextlib.suppress(ValueError, RecursionError):  # numbers of many digits, written by other clients
         return json.loads(attempt.claimed.meta or "null")
     return None
-
-
-def _instant(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
