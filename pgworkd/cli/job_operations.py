@@ -22,6 +22,7 @@ from pgworkd.cli.common import (
     duration,
     instant_of,
     stdin_text,
+    takes,
 )
 from pgworkd.cli.output import as_json, note, out, parsed, table
 from pgworkd.core.job import Status
@@ -37,19 +38,26 @@ if TYPE_CHECKING:
 _INT4 = 2**31
 
 Ids = Annotated[list[UUID] | None, typer.Argument(metavar="ID", show_default=False, help="Job ids.")]
-Key = Annotated[
-    str | None, typer.Option("--key", metavar="KEY", help="Only jobs with this serialize, limit or dedupe key.")
-]
-Batch = Annotated[UUID | None, typer.Option("--batch", metavar="ID", help="Only jobs of this batch.")]
-Group = Annotated[
-    int | None, typer.Option("--group", metavar="N", min=1, help="Only jobs that died of this error: see pgworkd dead.")
-]
-StatusOption = Annotated[Status | None, typer.Option("--status", "-s", help="Only jobs with this status.")]
-All = Annotated[bool, typer.Option("--all", help="Jobs of all queues, if no other filter is given.")]
 CallBack = Annotated[
     bool,
     typer.Option("--call-back", help="A batch reopened by this inserts its on_complete job again when it finishes."),
 ]
+_DEAD_FILTERS: dict[str, Any] = {
+    "queue": QueueOption,
+    "kind": KindOption,
+    "key": Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Only jobs with this serialize, limit or dedupe key.")
+    ],
+    "batch": Annotated[UUID | None, typer.Option("--batch", metavar="ID", help="Only jobs of this batch.")],
+    "group": Annotated[
+        int | None,
+        typer.Option("--group", metavar="N", min=1, help="Only jobs that died of this error: see pgworkd dead."),
+    ],
+    "status": Annotated[Status | None, typer.Option("--status", "-s", help="Only jobs with this status.")],
+    "all_queues": Annotated[bool, typer.Option("--all", help="Jobs of all queues, if no other filter is given.")],
+}
+"""By the fields of `JobSelection`."""
+_FILTERS = {name: kind for name, kind in _DEAD_FILTERS.items() if name != "group"}
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of jobs, oldest first.")]
 
 
@@ -66,28 +74,25 @@ class _Outcome(NamedTuple):
 _OfIds = Callable[["Admin", list[UUID]], Awaitable[list[_Outcome]]]
 
 
+@takes(
+    {"dead": Annotated[bool, typer.Option("--dead", help="The same as --status dead, the default.")], **_DEAD_FILTERS}
+)
 def retry(
     ids: Ids = None,
     *,
-    dead: Annotated[bool, typer.Option("--dead", help="The same as --status dead, the default.")] = False,
-    queue: QueueOption = None,
-    kind: KindOption = None,
-    key: Key = None,
-    batch: Batch = None,
-    group: Group = None,
-    status: StatusOption = None,
-    all_queues: All = False,
     limit: Limit = None,
     call_back: CallBack = False,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
+    **given: Any,
 ) -> int:
     """Run dead jobs again with failures reset to 0, or run waiting retries now."""
-    if dead and status not in (None, Status.DEAD):
-        raise UsageError(f"--dead and --status {status}: give one of them")
-    wanted = Status.DEAD if dead else status
-    which = _which(ids, queue, kind, key, batch, wanted or (None if ids else Status.DEAD), all_queues, group)
+    if given.pop("dead"):
+        if given["status"] not in (None, Status.DEAD):
+            raise UsageError(f"--dead and --status {given['status']}: give one of them")
+        given["status"] = Status.DEAD
+    which = _which(ids, given, Status.DEAD)
     if which is None:
         return _ids(dsn, ids, lambda admin, some: _retry_ids(admin, some, call_back=call_back), json=json)
 
@@ -98,22 +103,18 @@ def retry(
     return bulk.through(dsn, Bulk("retry", operation, outcomes), which, limit=limit, yes=yes, json=json)
 
 
+@takes(_FILTERS)
 def cancel(
     ids: Ids = None,
     *,
-    queue: QueueOption = None,
-    kind: KindOption = None,
-    key: Key = None,
-    batch: Batch = None,
-    status: StatusOption = None,
-    all_queues: All = False,
     limit: Limit = None,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
+    **given: Any,
 ) -> int:
     """Cancel waiting jobs at once, and ask workers to stop running ones. Dead jobs: use discard."""
-    which = _which(ids, queue, kind, key, batch, status, all_queues)
+    which = _which(ids, given)
     if which is None:
         return _ids(dsn, ids, _cancel_ids, json=json)
 
@@ -124,23 +125,18 @@ def cancel(
     return bulk.through(dsn, Bulk("cancel", operation, outcomes), which, limit=limit, yes=yes, json=json)
 
 
+@takes(_DEAD_FILTERS)
 def discard(
     ids: Ids = None,
     *,
-    queue: QueueOption = None,
-    kind: KindOption = None,
-    key: Key = None,
-    batch: Batch = None,
-    group: Group = None,
-    status: StatusOption = None,
-    all_queues: All = False,
     limit: Limit = None,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
+    **given: Any,
 ) -> int:
     """Move dead jobs to the history, which is deleted after its retention period."""
-    which = _which(ids, queue, kind, key, batch, status or (None if ids else Status.DEAD), all_queues, group)
+    which = _which(ids, given, Status.DEAD)
     if which is None:
         return _discard_ids(dsn, ids or [], json=json)
 
@@ -218,25 +214,18 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else "-" if value is None else json.dumps(value)
 
 
-def _which(
-    ids: Sequence[UUID] | None,
-    queue: str | None,
-    kind: str | None,
-    key: str | None,
-    batch: UUID | None,
-    status: Status | None,
-    all_queues: bool,  # noqa: FBT001
-    group: int | None = None,
-) -> JobSelection | None:
-    """The filter of a command, or None if ids are given instead. UsageError for both or neither."""
+def _which(ids: Sequence[UUID] | None, given: dict[str, Any], usual: Status | None = None) -> JobSelection | None:
+    """The filter of a command, or None if ids are given; `usual`: its status if none is. UsageError for both or neither."""
     from pgworkd.admin.jobs import JobSelection
 
-    which = JobSelection(queue, kind, key, batch, None if status is None else status.value, all_queues, group)
+    status = given["status"] or (None if ids else usual)
+    wanted = {"status": None if status is None else status.value, "all_queues": bool(given["all_queues"])}
+    which = JobSelection(**given | wanted)
     if ids:
         if which != JobSelection():
             raise UsageError("give either ids or filters such as --queue, not both")
         return None
-    if not which.narrow and not all_queues:
+    if not which.narrow and not which.all_queues:
         raise UsageError("no jobs selected: give ids, a filter such as --queue, or --all for all queues")
     return which
 
