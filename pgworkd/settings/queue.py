@@ -39,7 +39,7 @@ class QueueSetting(NamedTuple):
     takes: NumberBounds | type
     metavar: str = "N"
     is_rate: bool = False
-    """It has a second column, for its period."""
+    """True if a second column has the period."""
 
 
 _LIMIT, _PERIOD = NumberBounds(1, LIMIT_MAX, whole=True), NumberBounds(PERIOD_S_MIN, DELAY_S_MAX, whole=False)
