@@ -215,7 +215,7 @@ def _plain(value: Any) -> str:
 
 
 def _which(ids: Sequence[UUID] | None, given: dict[str, Any], usual: Status | None = None) -> JobSelection | None:
-    """The filter of a command, or None if ids are given; `usual`: its status if none is. UsageError for both or neither."""
+    """The filter of a command; None: ids are given. `usual`: its status if none is. UsageError for both or neither."""
     from pgworkd.admin.jobs import JobSelection
 
     status = given["status"] or (None if ids else usual)
