@@ -68,10 +68,15 @@ class Handler:
     recurrence: Recurrence | None = None
     schedule_payload: Mapping[str, Any] = field(default_factory=dict)
     wait_for_retries: bool = False
+    takes_attempt: bool = False
+    """True for a function of `attempt`, an `Attempt` whose payload is as it was written. It returns the `Outcome`."""
 
 
 class Registry:
     """A set of handlers. `pgworkd run --app module:attribute` names one of these."""
+
+    any_kind: Handler | None = None
+    """The handler of all kinds that have none of their own."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}

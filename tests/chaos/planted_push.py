@@ -80,7 +80,7 @@ BUGS = (
     ),
     python(
         "a stop gives back what may have been accepted",
-        "push/daemon/runner",
+        "engine/run/runner",
         "        if attempt.handed_over and reason is not Reason.CANCEL:",
         "        if False:",
         tests=_CALLBACKS,

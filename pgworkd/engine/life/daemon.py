@@ -119,10 +119,7 @@ class Daemon:
         )
 
     def _make_runner(self) -> Runner:
-        return Runner(self._runner_parts())
-
-    def _runner_parts(self) -> RunnerParts:
-        return RunnerParts(
+        parts = RunnerParts(
             self.app,
             self._store,
             self._member.planner,
@@ -131,6 +128,7 @@ class Daemon:
             self._queues.overrides.backoffs,
             self.options.grace_s,
         )
+        return Runner(parts)
 
     def _make_member(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> Membership:
         handlers = self.app.handlers

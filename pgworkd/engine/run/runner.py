@@ -75,7 +75,7 @@ class Runner:
 
     def __init__(self, parts: RunnerParts) -> None:
         self._grace_s = parts.grace_s
-        self._handlers = parts.app.handlers
+        self._handlers, self._any_kind = parts.app.handlers, parts.app.any_kind
         self._backoffs = parts.backoffs
         self._events = parts.events
         self._store = parts.store
@@ -88,7 +88,7 @@ class Runner:
 
     def knows(self, attempt: Attempt) -> bool:
         """True if there is a handler for the attempt's kind."""
-        return self._handlers.get(attempt.claimed.kind) is not None
+        return self._handlers.get(attempt.claimed.kind, self._any_kind) is not None
 
     async def run(self, attempt: Attempt, task: RunnerTask) -> Outcome:
         """Runs an attempt in `task`; its outcome. Raises only when the daemon itself is being torn down."""
@@ -97,7 +97,7 @@ class Runner:
             return ended
         if attempt.reason is not None:
             return stopped(attempt.reason)
-        handler = self._handlers.get(claimed.kind)
+        handler = self._handlers.get(claimed.kind, self._any_kind)
         if handler is None:
             return await self.unknown.outcome_of(attempt)
         try:
@@ -156,6 +156,8 @@ class Runner:
 
     def _ended(self, reason: Reason, attempt: Attempt, handler: Handler) -> Outcome:
         """The outcome of a run that was asked to end: by that reason, unless it has called `job.done()`."""
+        if attempt.handed_over and reason is not Reason.CANCEL:
+            return Outcome(Ending.HANDED_OVER)  # whoever was sent it may have begun, and may end it
         if _is_done(attempt):
             try:
                 return _completed(None, attempt.job)
@@ -165,12 +167,14 @@ class Runner:
             return self._timed_out(attempt.claimed.timeout_s or handler.timeout_s, attempt, handler)
         if reason is not Reason.CANCEL and attempt.claimed.max_attempts == 1:
             text = f"{reason.value}; the job has begun and may run only once (max_attempts is 1)"
-            return self._failure(ErrorFacts("Stopped", text, ""), 0.0, permanent=True)
+            return self.failure(ErrorFacts("Stopped", text, ""), 0.0, permanent=True)
         return stopped(reason)
 
     def _arguments(self, handler: Handler, attempt: Attempt) -> dict[str, Any]:
         if attempt.unreadable is not None:
             raise attempt.unreadable
+        if handler.takes_attempt:
+            return {"attempt": attempt}
         payload = decode(attempt.claimed.payload or "")  # the executor has read large ones
         arguments: dict[str, Any] = {}
         if handler.payload_parameter is not None:
@@ -236,9 +240,9 @@ class Runner:
             return Outcome(Ending.COMPLETED, result=answer.result)
         if answer.ending == "snooze":
             return Outcome(Ending.RELEASED, delay_s=answer.delay_s, reason="snoozed")
-        delay_s = answer.delay_s if answer.ending == "retry_after" else self._backoff_s(attempt, handler)
+        delay_s = answer.delay_s if answer.ending == "retry_after" else self.backoff_s(attempt, handler)
         facts = ErrorFacts(**(answer.error or {})).redacted()
-        return self._failure(facts, delay_s, permanent=answer.ending == "permanent")
+        return self.failure(facts, delay_s, permanent=answer.ending == "permanent")
 
     async def _awaited(self, result: Awaitable[Any], attempt: Attempt) -> Any:
         """Awaits the result of a decorated `async def` whose decorator did not tell that there is one below it."""
@@ -267,15 +271,18 @@ class Runner:
         permanent: bool = False,
     ) -> Outcome:
         facts = ErrorFacts("ChildDied", str(error), "") if isinstance(error, ChildDied) else describe_error(error)
-        return self._failure(
-            facts, self._backoff_s(attempt, handler) if delay_s is None else delay_s, permanent=permanent
+        return self.failure(
+            facts, self.backoff_s(attempt, handler) if delay_s is None else delay_s, permanent=permanent
         )
 
-    def _failure(self, facts: ErrorFacts, delay_s: float, *, permanent: bool) -> Outcome:
+    def failure(self, facts: ErrorFacts, delay_s: float, *, permanent: bool) -> Outcome:
+        """The outcome of a failed run; `permanent`: it is not retried after `delay_s`, but dead."""
         error = {**asdict(facts), "worker": self._worker}
         return Outcome(Ending.FAILED, delay_s=delay_s, permanent=permanent, message=facts.summary, error=error)
 
-    def _backoff_s(self, attempt: Attempt, handler: Handler) -> float:
+    def backoff_s(self, attempt: Attempt, handler: Handler) -> float:
+        """The delay of a retry, in seconds, by the settings of the queue and the handler."""
+
         def warn(text: str) -> None:
             self._events.emit(events.HOOK_FAILED, hook=f"backoff of {handler.kind}", error=text)
 
@@ -284,7 +291,7 @@ class Runner:
 
     def _timed_out(self, timeout_s: float | None, attempt: Attempt, handler: Handler) -> Outcome:
         facts = ErrorFacts("Timeout", f"no result within {timeout_s:g} s", "")
-        return self._failure(facts, self._backoff_s(attempt, handler), permanent=False)
+        return self.failure(facts, self.backoff_s(attempt, handler), permanent=False)
 
     @contextlib.asynccontextmanager
     async def _transaction(self, attempt: Attempt, loop: asyncio.AbstractEventLoop, job: Job) -> AsyncIterator[Any]:
@@ -338,4 +345,6 @@ def _is_done(attempt: Attempt) -> bool:
 def _completed(result: object, job: Job | None) -> Outcome:
     if result is None and job is not None and job.is_done:
         result = job.result
-    return DONE if result is None else Outcome(Ending.COMPLETED, result=encode_result(result))
+    if result is None or isinstance(result, Outcome):
+        return result or DONE
+    return Outcome(Ending.COMPLETED, result=encode_result(result))

@@ -8,17 +8,22 @@ from typing import Any
 
 import anyio
 
+from pgworkd.core.error_report import ErrorFacts
+from pgworkd.core.job import Ending, Outcome
+from pgworkd.core.payload import encode_result
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.database.reconnect import Outage
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions, Part
-from pgworkd.engine.registry import CONCURRENCY_DEFAULT, Registry
-from pgworkd.engine.run.runner import Runner
+from pgworkd.engine.registry import CONCURRENCY_DEFAULT, Handler, Registry
 from pgworkd.errors import PgworkdError
 from pgworkd.push.daemon.callbacks import Callbacks
 from pgworkd.push.daemon.delivery import Delivery
 from pgworkd.push.daemon.routes import Routes, Target
-from pgworkd.push.daemon.runner import PushRunner
 from pgworkd.push.sender import Sender
+
+RELEASED_S_MIN = 1.0
+"""A job that is given back waits at least this long: nothing counts how often that happens."""
 
 
 class PushApp(Registry):
@@ -54,18 +59,26 @@ class PushDaemon(Daemon):
         **more: Any,
     ) -> None:
         """`queues`: serve at most these; `callback_url`: of the gateways; `more`: as for `Daemon`."""
-        self._callback_url = callback_url
         self._push_app, self._wanted = app, queues
         self._endpoints = EndpointStore(options.connection)
-        self._secrets_dir, self._make_sender = secrets_dir, make_sender
+        app.any_kind = self._handler = Handler("", "", self._deliver, "loop", None, None, None, takes_attempt=True)
         super().__init__(app, options, queues=queues, parts=(*parts, _Following()), **more)
+        may_call_back = bool(callback_url)
+        self._routes = Routes(self.events, secrets_dir, may_call_back=may_call_back, make=make_sender)
+        callbacks = Callbacks(self._endpoints, self.events, callback_url)
+        self._delivery = Delivery(self._endpoints, self.events, self._target_of, callbacks)
 
-    def _make_runner(self) -> Runner:
-        may_call_back = bool(self._callback_url)
-        self._routes = Routes(self.events, self._secrets_dir, may_call_back=may_call_back, make=self._make_sender)
-        callbacks = Callbacks(self._endpoints, self.events, self._callback_url)
-        deliver = Delivery(self._endpoints, self.events, self._target_of, callbacks)
-        return PushRunner(deliver, self._runner_parts())
+    async def _deliver(self, attempt: Attempt) -> Outcome:
+        """Sends an attempt: the handler of all kinds."""
+        found, runner = await self._delivery.sent(attempt), self._runner
+        delay_s = runner.backoff_s(attempt, self._handler) if found.delay_s is None else found.delay_s
+        if found.ending is Ending.FAILED:
+            facts = ErrorFacts(found.cause, found.message, "").redacted()
+            return runner.failure(facts, delay_s, permanent=found.permanent)
+        if found.ending is Ending.RELEASED:
+            delay_s = max(delay_s, RELEASED_S_MIN)
+            return Outcome(Ending.RELEASED, delay_s=delay_s, message=found.summary, reason=found.summary)
+        return Outcome(found.ending, None if found.result is None else encode_result(found.result))
 
     def _target_of(self, queue: str) -> Target | None:
         return self._routes.targets.get(queue)

@@ -26,16 +26,8 @@ FROZEN_S = 2.0
 """A request that ends this much later than it may was held up here: this daemon was frozen, or had no CPU."""
 
 
-class NotDone(Exception):  # noqa: N818 - how it ended
-    """The error of an attempt that did not complete: `verdict` says what becomes of it."""
-
-    def __init__(self, ended: Verdict) -> None:
-        super().__init__(ended.message)
-        self.verdict = ended
-
-
 class Delivery:
-    """The handler of every kind of job."""
+    """Sends attempts to the endpoints of their queues."""
 
     def __init__(
         self,
@@ -47,15 +39,12 @@ class Delivery:
         """`target_of`: the target of a queue; None: it has none here."""
         self._store, self._events, self._target_of, self._callbacks = store, events_, target_of, callbacks
 
-    async def __call__(self, attempt: Attempt) -> JsonText | None:
-        """Sends the attempt; its result. Raises NotDone."""
+    async def sent(self, attempt: Attempt) -> Verdict:
+        """Sends the attempt, and says how it ended."""
         target = self._target_of(attempt.queue)
         if target is None:  # it has lost its endpoint since the claim
-            raise NotDone(Verdict(Ending.RELEASED, message="its queue has no endpoint that can be used"))
-        found = await self._sent(target, attempt)
-        if found.ending is Ending.COMPLETED:
-            return found.result
-        raise NotDone(found)
+            return Verdict(Ending.RELEASED, message="its queue has no endpoint that can be used")
+        return await self._sent(target, attempt)
 
     async def _sent(self, target: Target, attempt: Attempt) -> Verdict:
         at, endpoint = message.now(), target.endpoint
