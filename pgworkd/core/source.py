@@ -135,8 +135,11 @@ class WorkSource(SettleSource, Protocol):
     async def claim(self, order: ClaimOrder) -> Claims:
         """Claims jobs: they are now running under this worker. Raises `WorkerLost` without a lease."""
 
-    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int:
-        """Sets aside the job that this claim takes first if it is refused, and those that follow it; how many."""
+    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int | None:
+        """Sets aside the job that this claim takes first if it is refused, and those that follow it; how many.
+
+        With the error of that claim the first is set aside without a trial. None: a lock on all jobs holds up claims.
+        """
 
     async def payloads(
         self,

@@ -150,15 +150,15 @@ class Store(SettleStore, MaintenanceStore):
         """Claims jobs: they are now running under this worker. Raises `WorkerLost` without a lease."""
         return Claims.read(await self._claims.fetch(CLAIM, *order, token_of(order.worker_id)))
 
-    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int:
+    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int | None:
         """Sets aside the job that this claim takes first if it is refused, and those that follow it; how many.
 
-        With the error of that claim the first is set aside without a trial. Raises `DatabaseBusy` where a claim waits
-        for a lock on all jobs.
+        With the error of that claim the first is set aside without a trial. None: a lock on all jobs holds up claims.
         """
         code = None if error is None else sqlstate_of(error.__cause__ or error)
         args = (*order[:2], *order[3:12], token_of(order.worker_id), code, None if error is None else str(error))
-        return int(await self._claims.value(REFUSE_CLAIMS, *args))
+        found: int | None = await self._claims.value(REFUSE_CLAIMS, *args)
+        return found
 
     async def payloads(
         self,

@@ -127,8 +127,8 @@ class GatewayStore:
             self._on_told(answer["state"], self.held.attempts(answer["cancel"]))
         return claims
 
-    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int:
-        """None: the gateway does it."""
+    async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int | None:
+        """Sets aside nothing: the gateway does it."""
         return 0
 
     # Settle: as the methods of `SettleStore`; whose attempts they are is in the assignments.

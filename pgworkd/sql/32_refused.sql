@@ -13,9 +13,8 @@ BEGIN
         HINT = 'It returns NULL instead of the row, or undoes what is to be changed.';
 END $$;
 
--- Sets a row aside, for 10 s, doubled each time, at most 10 min; also where a trial took as long as
--- a statement may, as a lock on all jobs may have been the reason, and be gone by now. p_what: the
--- function that tried; p_key: mostly an id. Locks the row in refused_rows.
+-- Sets a row aside, for 10 s, doubled each time, at most 10 min. p_what: the function that tried;
+-- p_key: mostly an id. Locks the row in refused_rows.
 CREATE OR REPLACE FUNCTION refuse(p_what text, p_key text, p_sqlstate text, p_error text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
@@ -58,8 +57,8 @@ END $$;
 -- Sets aside those of the jobs that a careful claim with these arguments takes that are refused;
 -- returns how many. With p_error, and its p_sqlstate, sets aside the first without a trial: a trial
 -- would take too long, or the claim did more than is tried here. The other arguments are those of
--- claim(). Locks as claim(), then rows of refused_rows; raises 55P03 if a claim would wait for a
--- lock on all jobs.
+-- claim(). NULL: a claim would wait for a lock on all jobs. Locks as claim(), then rows of
+-- refused_rows.
 CREATE OR REPLACE FUNCTION refuse_claims(p_worker int, p_queue text, p_kinds text[],
                                          p_budgets int[], p_priorities int[], p_run_ats float8[],
                                          p_positions uuid[], p_token uuid, p_without text[],
@@ -70,7 +69,11 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_jobs uuid[];
 BEGIN
-    LOCK TABLE jobs IN ROW EXCLUSIVE MODE NOWAIT;
+    BEGIN
+        LOCK TABLE jobs IN ROW EXCLUSIVE MODE NOWAIT;
+    EXCEPTION WHEN lock_not_available THEN
+        RETURN NULL;
+    END;
     PERFORM carefully('choose');
     v_jobs := ARRAY(SELECT c.id FROM claim(p_worker, p_queue, CASE WHEN p_error IS NULL THEN 500
                                                                    ELSE 1 END, p_kinds, p_budgets,
@@ -78,6 +81,9 @@ BEGIN
                                            p_places, p_reach_s, p_since, false) c
                     WHERE c.id IS NOT NULL);
     IF p_error IS NULL THEN
+        -- a trial of one that waited for too long before would take as long
+        PERFORM refuse(r.what, r.key, r.sqlstate, r.error) FROM refused_rows r
+        WHERE r.what = 'claim' AND r.key = v_jobs[1]::text AND is_no_rows_fault(r.sqlstate);
         PERFORM in_parts('claim', v_jobs::text[], 'try to claim', jsonb_build_object(
             'worker', p_worker, 'queue', p_queue, 'kinds', p_kinds, 'budgets', p_budgets));
     ELSIF cardinality(v_jobs) > 0 THEN

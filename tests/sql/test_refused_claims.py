@@ -25,10 +25,11 @@ async def careful(db: Db, worker_id: int, limit: int = 10) -> list[uuid.UUID]:
     return [row[0] for row in await db.fetch(_CAREFUL, worker_id, limit)]
 
 
-async def set_aside(db: Db, worker_id: int, error: str | None = None, code: str | None = None) -> int:
-    """Sets aside what refuses such a claim; how many."""
+async def set_aside(db: Db, worker_id: int, error: str | None = None, code: str | None = None) -> int | None:
+    """Sets aside what refuses such a claim; how many. None: a lock on all jobs holds up claims."""
     sql = "SELECT pgworkd.refuse_claims($1, 'q', '{}', '{}', '{}', '{}', '{}', $2, '{}', '{}', 0, NULL, $3, $4)"
-    return int(await db.fetchval(sql, worker_id, await token(db, worker_id), code, error))
+    found: int | None = await db.fetchval(sql, worker_id, await token(db, worker_id), code, error)
+    return found
 
 
 async def keep(db: Db, ids: Sequence[uuid.UUID], body: str) -> None:
@@ -164,10 +165,20 @@ async def test_nothing_is_set_aside_while_a_lock_on_all_jobs_is_waited_for(db: D
     await insert(db, 2)
     worker_id = await worker(db)
     await other.execute("BEGIN; LOCK TABLE pgworkd.jobs IN SHARE ROW EXCLUSIVE MODE")
-    with pytest.raises(asyncpg.LockNotAvailableError):
-        await set_aside(db, worker_id, "it waited", "57014")
+    assert await set_aside(db, worker_id, "it waited", "57014") is None
     await other.execute("ROLLBACK")
     assert await refused_rows(db) == {}
+
+
+async def test_a_job_whose_claim_waited_for_too_long_before_is_not_tried_again(db: Db) -> None:
+    """The trial would take as long."""
+    waits, good = await insert(db, 2)
+    await keep(db, [waits], "RAISE EXCEPTION 'busy' USING ERRCODE = 'lock_not_available';")
+    worker_id = await worker(db)
+    await set_aside(db, worker_id, "it waited", "57014")
+    await clock(10, db)
+    assert await set_aside(db, worker_id) == 1
+    assert await careful(db, worker_id) == [good]
 
 
 async def test_a_thousand_refused_jobs_are_set_aside_at_once_and_passed_over(db: Db) -> None:

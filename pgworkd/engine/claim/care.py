@@ -20,10 +20,11 @@ CARE_S, CARE_WAITED_S = 60.0, 600.0
 class Care:
     """How careful the claims of one queue are."""
 
-    def __init__(self, set_aside: Callable[[PgworkdError | None], Awaitable[int]]) -> None:
+    def __init__(self, set_aside: Callable[[PgworkdError | None], Awaitable[int | None]]) -> None:
         """`set_aside`: sets aside the job that the last claim took first, and more of the kind; how many.
 
-        With the error without a trial, else if it is refused again. Raises PgworkdError.
+        With the error without a trial, else if it is refused again. None: a claim would wait for a lock on all jobs.
+        Raises PgworkdError.
         """
         self._set_aside = set_aside
         self._until = -math.inf  # on the loop's clock
@@ -55,7 +56,12 @@ class Care:
             self._until = anyio.current_time() + (CARE_WAITED_S if waited else CARE_S)
             self._most, self._in_vain = 1, False
             return True
-        forced = waited or self._in_vain
-        count = await self._set_aside(error if forced else None)
+        forced = self._in_vain
+        try:
+            count = await self._set_aside(error if forced else None)
+        except DatabaseBusy:
+            if forced or not waited:
+                raise
+            count = await self._set_aside(error)  # the trial waited, too: no lock that is gone by now was the reason
         self._in_vain = count == 0
-        return count > 0 or not forced
+        return count is not None and (count > 0 or not forced)

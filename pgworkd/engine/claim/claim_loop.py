@@ -155,7 +155,7 @@ class ClaimLoop(ABC):
         """Claims once, from where `_leave` says, and tells `_arrive` the result; None: it may not claim any more."""
 
     @abstractmethod
-    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int:
+    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int | None:
         """Sets aside jobs that refuse this claim: see `Care`."""
 
     @abstractmethod
@@ -219,7 +219,7 @@ class ClaimLoop(ABC):
                 return 0.0
         return self._failed(error)
 
-    async def _set_aside(self, error: PgworkdError | None) -> int:
+    async def _set_aside(self, error: PgworkdError | None) -> int | None:
         return 0 if self._sent is None else await self._refuse(self._sent, error)
 
     def _failed(self, error: PgworkdError) -> float:

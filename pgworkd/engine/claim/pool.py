@@ -218,7 +218,7 @@ class Pool(ClaimLoop):
         executor = self._executor
         self._prefetch.claimed(took_s, executor.finished, executor.run_s, self.concurrency, dry=dry)
 
-    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int:
+    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int | None:
         return await self._store.refuse_claims(order, error)
 
     async def _store_announcement(self, *, idle: bool) -> None:

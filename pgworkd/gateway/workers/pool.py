@@ -303,7 +303,7 @@ class RemotePool(ClaimLoop):
                 waiter.fail(error)
         return super()._failed(error)
 
-    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int:
+    async def _refuse(self, order: ClaimOrder, error: PgworkdError | None) -> int | None:
         return await self._store.refuse_claims(order, error)
 
     async def _store_announcement(self, *, idle: bool) -> None:
