@@ -43,10 +43,11 @@ def serve(
         typer.Option("--auth", metavar="tokens|none", help="none: any program on this host may do everything."),
     ] = None,
     hosts: Annotated[
-        str | None, typer.Option("--hosts", metavar="NAME,...", help="Names by which it may be called, too; *: any.")
+        str | None,
+        typer.Option("--hosts", metavar="NAME,...", help="Accepted Host headers beside its own names; *: any."),
     ] = None,
     proxies: Annotated[
-        str | None, typer.Option("--proxies", metavar="ADDRESS,...", help="Whose X-Forwarded-For is believed.")
+        str | None, typer.Option("--proxies", metavar="ADDRESS,...", help="Proxies whose X-Forwarded-For is trusted.")
     ] = None,
     parts: Annotated[
         str | None,

@@ -47,7 +47,7 @@ _TAKE_BACK = """SELECT id, queue, kind, attempt, status, worker_id, worker, erro
 _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $7), $3, $4)"
 _CLAIM_FOR = """SELECT worker, COLUMNS
     FROM pgworkd.claim_for(CASE WHEN NOT $17 OR pgworkd.carefully() THEN $1::int[] END, $2, $3, $4, $5, $6, $7, $8, $9,
-        $10, $11, $12, $13, $14, $15, $16, $18)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))
+        $10, $11, $12, $13, $14, $15, $16, $18)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))  # nosec B608 # names of ours
 _EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
         WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
     FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
@@ -65,7 +65,7 @@ _STORED = {name: f"j.{name}" for name in ClaimedJob._fields} | {
 """What was claimed of a running job, by the job's row."""
 _CLAIMED = """SELECT j.queue::text, greatest(extract(epoch FROM pgworkd.clock() - j.started_at), 0)::float8, COLUMNS
     FROM unnest($1::uuid[], $2::int[]) AS u (id, attempt) JOIN pgworkd.jobs j ON j.id = u.id AND j.attempts = u.attempt
-    WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL""".replace("COLUMNS", ", ".join(_STORED.values()))
+    WHERE j.id = ANY ($1) AND j.worker_id IS NOT NULL""".replace("COLUMNS", ", ".join(_STORED.values()))  # nosec B608 # as above
 ASSIGNMENTS = "assignments"
 """The name of the standing worker of attempts that remote workers claim with a lease of their own."""
 _FIND_STANDING = "SELECT w.id, w.token FROM pgworkd.workers w WHERE w.kind = 'standing' AND w.name = $1"

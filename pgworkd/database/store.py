@@ -30,8 +30,9 @@ from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import DatabaseUnavailable, NotAdopted, PgworkdError
 
 CHANNEL = "pgworkd"
+_COLUMNS = ", ".join(ClaimedJob._fields)
 CLAIM = """SELECT COLUMNS FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
-        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))
+        $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)""".replace("COLUMNS", _COLUMNS)  # nosec B608 # names of ours
 """The statement of a claim. Its arguments are a `ClaimOrder` and the worker's token."""
 REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 
