@@ -176,18 +176,18 @@ def limit_of(name: str) -> float:
         assert isinstance(app, Application)
         assert isinstance(app.gateway, Gateway)
         assert app.gateway.options.end_process is not None
-        assert app.gateway.remote.owner._loop_watch is app.gateway._loop_watch
+        assert app.gateway.remote.owner._lease.loop_watch is app.gateway._loop_watch
         return app.gateway._loop_watch.limit_s
     found = program(settings, push=name == "push")
     service = serve._Service(settings, {}, found)
     if name == "processes":
-        supervisor = service._supervisor()
+        supervisor = service._make_supervisor()
         assert isinstance(supervisor, Supervisor)
         return supervisor._watchdog_s
-    daemon = service._daemon()
+    daemon = service._make_daemon()
     assert daemon.loop_watch._end_process is not None
-    assert daemon.worker._loop_watch is daemon.loop_watch
-    assert daemon.worker._kill_timer is TIMER
+    assert daemon.worker._lease.loop_watch is daemon.loop_watch
+    assert daemon.worker._lease.kill_timer is TIMER
     return daemon.loop_watch.limit_s
 
 
