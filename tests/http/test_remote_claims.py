@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -23,54 +23,53 @@ async def url(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
         yield address
 
 
-async def test_what_a_late_answer_brings_is_given_to_nobody_else(
-    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The network holds up the answer to a claim, and not the beats."""
-    app, ran, beats = App(), list[int](), list[Any]()
+async def ran(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, hears: Callable[[str, Any], Awaitable[None]]) -> Any:
+    """The attempts that a daemon runs of one job; `hears` gets the path and the answer of each of its calls."""
+    app, attempts = App(), list[int]()
     call = GatewayClient.call
 
     async def called(self: GatewayClient, method: str, path: str, *args: Any, **more: Any) -> Any:
         answer = await call(self, method, path, *args, **more)
+        await hears(path, answer)
+        return answer
+
+    @app.handler("q", max_attempts=1)
+    async def handle(job: Job) -> None:
+        attempts.append(job.attempt)
+
+    monkeypatch.setattr(GatewayClient, "call", called)
+    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.1)
+    async with running(app, dsn, heartbeat_s=0.2) as (_, seen):
+        await insert(db, "q")
+        await seen.wait(events.JOB_COMPLETED)
+    return attempts
+
+
+async def test_what_a_late_answer_brings_is_given_to_nobody_else(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network holds up the answer to a claim, and not the beats."""
+    beats = list[str]()
+
+    async def hears(path: str, answer: Any) -> None:
         if path == "/v1/claims" and answer["assignments"]:
             beats.clear()
             await until(lambda: len(beats) > 10)
         elif path.endswith("/beat"):
             beats.append(path)
-        return answer
 
-    @app.handler("q")
-    async def handle(job: Job) -> None:
-        ran.append(job.attempt)
-
-    monkeypatch.setattr(GatewayClient, "call", called)
-    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.1)
-    async with running(app, dsn, heartbeat_s=0.2) as (_, seen):
-        await insert(db, "q")
-        await seen.wait(events.JOB_COMPLETED)
-    assert ran == [1]
+    assert await ran(dsn, db, monkeypatch, hears) == [1]
 
 
 async def test_a_claim_whose_answer_is_lost_gives_its_jobs_back(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, ran, lost = App(), list[int](), list[int]()
-    call = GatewayClient.call
+    lost = list[int]()
 
-    async def called(self: GatewayClient, method: str, path: str, *args: Any, **more: Any) -> Any:
-        answer = await call(self, method, path, *args, **more)
+    async def hears(path: str, answer: Any) -> None:
         if path == "/v1/claims" and answer["assignments"] and not lost:
             lost.extend(each["job"]["attempt"] for each in answer["assignments"])
             raise DatabaseUnavailable("the answer was lost")
-        return answer
 
-    @app.handler("q", max_attempts=1)
-    async def handle(job: Job) -> None:
-        ran.append(job.attempt)
-
-    monkeypatch.setattr(GatewayClient, "call", called)
-    monkeypatch.setattr("pgworkd.gateway.workers.watch.PERIOD_S", 0.1)
-    async with running(app, dsn, heartbeat_s=0.2) as (_, seen):
-        await insert(db, "q")
-        await seen.wait(events.JOB_COMPLETED)
-    assert (lost, ran) == ([1], [2]), "it had not begun"
+    assert await ran(dsn, db, monkeypatch, hears) == [2], "it had not begun"
+    assert lost == [1]

@@ -186,11 +186,14 @@ class Beats:
 
     async def _note_begun(self, beats: Sequence[_Beat]) -> None:
         """What a worker has listed once, in whatever gateway's sight, has begun."""
-        held = {beat.worker: [each for each in beat.report.held if each.worker_id == beat.worker.id] for beat in beats}
-        new = [each for worker, own in held.items() for each in own if each[:2] not in worker.begun]
+        held: dict[RemoteWorker, dict[Fence, None]] = {}
+        for beat in beats:  # of several of one worker, each list counts
+            own = [each for each in beat.report.held if each.worker_id == beat.worker.id]
+            held.setdefault(beat.worker, {}).update(dict.fromkeys(own))
+        new = [each for worker, all_ in held.items() for each in all_ if each[:2] not in worker.begun]
         failed = await self._list_held(new) if new else set()
-        for worker, own in held.items():
-            worker.begun = {each[:2] for each in own if each.job_id not in failed}
+        for worker, all_ in held.items():
+            worker.begun = {each[:2] for each in all_ if each.job_id not in failed}
 
     async def _list_held(self, held: Sequence[Fence]) -> set[UUID]:
         """Returns the jobs that are locked or that something refuses to have changed: the next beat tries again."""
