@@ -41,6 +41,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0007_push.sql
 \ir pgworkd/sql/migrations/0008_repairs.sql
 \ir pgworkd/sql/migrations/0009_claims.sql
+\ir pgworkd/sql/migrations/0010_parts.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -489,7 +490,6 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --
 -- PW001: the worker's lease is gone. PW002: the job's status does not allow it. PW003: the batch
 -- does not exist, or takes no more. PW004: the dependency is refused.
---
 -- === Lock order ==================================================================================
 -- Advisory locks of maintenance, workers, jobs, batches (a tree by its root), schedules, endpoints,
 -- queues.

@@ -136,9 +136,9 @@ BEGIN
     PERFORM set_no_wait('on');
     RETURN QUERY
     SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
-    FROM (SELECT p.taken FROM in_parts('rescue', v_unknown::text[], 'give back') AS p (taken)
+    FROM (SELECT in_parts('rescue', v_unknown::text[], 'give_back(uuid[])')
           UNION ALL
-          SELECT p.taken FROM in_parts('rescue', v_begun::text[], 'rescue jobs') AS p (taken)) p
+          SELECT in_parts('rescue', v_begun::text[], 'rescue_jobs(uuid[])')) AS p (taken)
     CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text,
             attempt int, status text, worker_id int, worker text, error text);
 END $$;

@@ -13,6 +13,16 @@ BEGIN
         HINT = 'It returns NULL instead of the row, or undoes what is to be changed.';
 END $$;
 
+-- p_done; raises 27000 if that is less than there are keys: some row was kept.
+CREATE OR REPLACE FUNCTION all_done(p_keys anyarray, p_done bigint) RETURNS int
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_done < cardinality(p_keys) THEN
+        PERFORM raise_kept();
+    END IF;
+    RETURN p_done;
+END $$;
+
 -- Sets a row aside, for 10 s, doubled each time, at most 10 min. p_what: the function that tried;
 -- p_key: mostly an id. Locks the row in refused_rows.
 CREATE OR REPLACE FUNCTION refuse(p_what text, p_key text, p_sqlstate text, p_error text)
@@ -84,7 +94,7 @@ BEGIN
         -- a trial of one that waited for too long before would take as long
         PERFORM refuse(r.what, r.key, r.sqlstate, r.error) FROM refused_rows r
         WHERE r.what = 'claim' AND r.key = v_jobs[1]::text AND is_no_rows_fault(r.sqlstate);
-        PERFORM in_parts('claim', v_jobs::text[], 'try to claim', jsonb_build_object(
+        PERFORM in_parts('claim', v_jobs::text[], 'try_to_claim(text[], jsonb)', jsonb_build_object(
             'worker', p_worker, 'queue', p_queue, 'kinds', p_kinds, 'budgets', p_budgets));
     ELSIF cardinality(v_jobs) > 0 THEN
         PERFORM refuse('claim', v_jobs[1]::text, p_sqlstate, p_error);
@@ -92,13 +102,14 @@ BEGIN
     RETURN (SELECT count(*) FROM unnest(v_jobs) AS u (id) WHERE is_refused('claim', u.id::text));
 END $$;
 
--- Claims these jobs, whatever is due, and undoes that. Locks as claim().
-CREATE OR REPLACE FUNCTION try_to_claim(p_jobs text[], p_worker int, p_queue text, p_kinds text[],
-                                        p_budgets int[]) RETURNS void
+-- One part of refuse_claims(): claims these jobs, whatever is due, and undoes that. p_claim: the
+-- arguments. Locks as claim().
+CREATE OR REPLACE FUNCTION try_to_claim(p_jobs text[], p_claim jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM carefully(p_jobs::text);
-    PERFORM FROM claim(p_worker, p_queue, 0, p_kinds, p_budgets);
+    PERFORM claim(a.worker, a.queue, 0, a.kinds, a.budgets)
+    FROM jsonb_to_record(p_claim) AS a (worker int, queue text, kinds text[], budgets int[]);
     SET CONSTRAINTS ALL IMMEDIATE;
     RAISE EXCEPTION USING ERRCODE = 'PW000';
 EXCEPTION WHEN SQLSTATE 'PW000' THEN

@@ -15,6 +15,12 @@ RETURNS boolean LANGUAGE sql STABLE
                        AND (e.run_at, e.id) < (p_run_at, p_id)
                        AND in_time(e, clock()));
 
+-- One part of pick(): parks these jobs. Returns how many. Locks their rows.
+CREATE OR REPLACE FUNCTION park(p_ids uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH parked AS (UPDATE jobs j SET status = 'blocked' WHERE j.id = ANY (p_ids) RETURNING j.id)
+    SELECT all_done(p_ids, count(*)) FROM parked
+$$;
+
 -- Chooses up to p_room due jobs of a queue where keys or limits count, besides p_taken, and locks
 -- them. They come in order of (priority, run_at, id), or by turns where limits per key or fairness
 -- require it. A job whose serialize_key is not free is parked as `blocked`, out of the claim's
@@ -154,7 +160,7 @@ BEGIN
             WHERE j.status IN ('pending', 'failed') FOR UPDATE OF j SKIP LOCKED);
         IF is_careful() AND v_parked <> '{}' THEN
             PERFORM in_parts('claim', ARRAY(SELECT j.id::text FROM jobs j
-                                            WHERE j.ctid = ANY (v_parked)), 'park');
+                                            WHERE j.ctid = ANY (v_parked)), 'park(uuid[])');
         ELSE
             UPDATE jobs j SET status = 'blocked' WHERE j.ctid = ANY (v_parked);
             GET DIAGNOSTICS v_count = ROW_COUNT;

@@ -105,14 +105,14 @@ BEGIN
     v_free := ARRAY(SELECT u FROM unnest(v_jobs) u EXCEPT SELECT u FROM unnest(v_doomed) u);
     v_free := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_free) AND j.waiting_on > 0
                     FOR UPDATE SKIP LOCKED);
-    v_done := EXISTS (SELECT FROM in_parts('apply_effects', v_free::text[], 'wait less',
-                                                jsonb_build_object('well', v_well, 'badly',
-                                                v_badly)));
+    v_done := EXISTS (SELECT FROM in_parts('apply_effects', v_free::text[],
+                                           'count_down(uuid[], jsonb)',
+                                           jsonb_build_object('well', v_well, 'badly', v_badly)));
     IF cardinality(v_doomed) > 0 THEN
         v_free := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_doomed) AND j.waiting_on > 0
                         FOR UPDATE SKIP LOCKED);
         v_done := EXISTS (SELECT FROM in_parts('apply_effects', v_free::text[],
-                                               'cancel dependents')) OR v_done;
+                                               'cancel_dependents(uuid[])')) OR v_done;
     END IF;
     WITH waits AS MATERIALIZED (
         SELECT DISTINCT u.effect FROM unnest(v_of, v_ids, v_jobs) AS u (effect, id, job)
@@ -167,7 +167,7 @@ BEGIN
         WHERE p.batch_id IS NOT NULL
           AND NOT is_refused('apply_effects', p.batch_id::text)
         ORDER BY p.id LIMIT p_limit) x));
-    PERFORM in_parts('apply_effects', v_batches::text[], 'fold batches');
+    PERFORM in_parts('apply_effects', v_batches::text[], 'fold(uuid[])');
     v_more := apply_ends(p_limit);
     -- Last, so that no queue is held for longer than this takes.
     SELECT array_agg(q.queue)
@@ -179,7 +179,7 @@ BEGIN
           AND NOT is_refused('apply_effects', p.id::text)
         ORDER BY p.id LIMIT p_limit);
     PERFORM set_no_wait('frees');  -- the queues are locked
-    PERFORM in_parts('apply_effects', v_rows::text[], 'apply frees');
+    PERFORM in_parts('apply_effects', v_rows::text[], 'apply_frees(bigint[])');
     PERFORM set_no_wait('');
     RETURN (SELECT count(*) FROM (SELECT FROM pending_effects LIMIT 10000) x) *
         CASE WHEN v_more THEN -1 ELSE 1 END;

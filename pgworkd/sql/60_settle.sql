@@ -205,7 +205,7 @@ BEGIN
         PERFORM lock_trees_of(v_ids);  -- those of the dead, too: all at once, and before the queues
     END IF;
     IF v_dead IS NOT NULL AND defers() THEN
-        PERFORM in_parts('settle_failed', v_dead::text[], 'note deaths');
+        PERFORM in_parts('settle_failed', v_dead::text[], 'note_deaths(uuid[])');
     ELSIF v_dead IS NOT NULL THEN
         PERFORM note_deaths(v_dead);
     END IF;

@@ -185,6 +185,15 @@ BEGIN
     RETURN coalesce(v_added, '{}');
 END $$;
 
+-- One part of restore_occurrences(): p_next are rows (name, at, revision). Locks as
+-- add_occurrences().
+CREATE OR REPLACE FUNCTION restore_these(p_names text[], p_next jsonb) RETURNS text[]
+LANGUAGE sql VOLATILE AS $$
+    SELECT add_occurrences(array_agg(n.name), array_agg(n.at), array_agg(n.revision))
+    FROM jsonb_to_recordset(p_next) AS n (name text, at timestamptz, revision int)
+    WHERE n.name = ANY (p_names)
+$$;
+
 -- The same for daemons that restore broken chains: an occurrence that is refused holds up no
 -- others. Locks as add_occurrences().
 CREATE OR REPLACE FUNCTION restore_occurrences(p_names text[], p_at timestamptz[],
@@ -192,7 +201,8 @@ CREATE OR REPLACE FUNCTION restore_occurrences(p_names text[], p_at timestamptz[
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN ARRAY(SELECT jsonb_array_elements_text(p.added)
-                 FROM in_parts('restore_occurrences', p_names, 'restore occurrences',
+                 FROM in_parts('restore_occurrences', p_names,
+                     'restore_these(text[], jsonb)',
                      (SELECT jsonb_agg(to_jsonb(n))
                       FROM unnest(p_names, p_at, p_revisions) AS n (name, at, revision)))
                      AS p (added));

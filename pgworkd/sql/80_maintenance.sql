@@ -14,125 +14,33 @@ CREATE UNLOGGED TABLE IF NOT EXISTS refused_rows (
     PRIMARY KEY (what, key)
 );
 
--- One step of maintenance for these rows: p_keys are their ids, or what else identifies them. Its
--- answer is for the function that requested it. Locks what the step locks.
-CREATE OR REPLACE FUNCTION do_part(p_step text, p_keys text[], p_with jsonb) RETURNS jsonb
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_rows int := 0;
-BEGIN
-    CASE p_step
-    WHEN 'rescue jobs' THEN
-        RETURN rescue_jobs(p_keys::uuid[]);
-    WHEN 'give back' THEN
-        RETURN (SELECT jsonb_agg(jsonb_build_object('id', w.id, 'status', 'pending'))
-                FROM (SELECT unnest(settle_released(
-                          array_agg(j.id), array_agg(j.attempts), array_agg(NULL::float8),
-                          array_agg(NULL::text), p_begun => array_agg(false))) AS id
-                      FROM jobs j WHERE j.id = ANY (p_keys::uuid[])) w);
-    WHEN 'fail overdue' THEN
-        RETURN overdue_jobs(p_keys::uuid[]);
-    WHEN 'expire jobs' THEN
-        RETURN expire_these(p_keys::uuid[]);
-    WHEN 'free keys' THEN
-        DELETE FROM jobs j WHERE j.id = ANY (p_keys::uuid[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'restore occurrences' THEN
-        RETURN (SELECT to_jsonb(add_occurrences(array_agg(n.name), array_agg(n.at),
-                                                array_agg(n.revision)))
-                FROM jsonb_to_recordset(p_with) AS n (name text, at timestamptz, revision int)
-                WHERE n.name = ANY (p_keys));
-    WHEN 'promote lines' THEN
-        PERFORM promote(l.queues, l.keys)
-        FROM (SELECT array_agg(k::jsonb ->> 0) AS queues, array_agg(k::jsonb ->> 1) AS keys
-              FROM unnest(p_keys) k) l;
-    WHEN 'cancel jobs of batches' THEN
-        v_rows := archive(p_keys::uuid[], 'cancelled', 'its batch was cancelled', false);
-    WHEN 'cancel dependents' THEN
-        v_rows := archive(p_keys::uuid[], 'cancelled', 'a job that it depends on did not complete');
-    WHEN 'wait less' THEN
-        PERFORM wait_less(p_keys::uuid[], e.well, true), wait_less(p_keys::uuid[], e.badly, false)
-        FROM jsonb_to_record(p_with) AS e (well uuid[], badly uuid[]);
-        v_rows := cardinality(p_keys);
-    WHEN 'archive the dead' THEN
-        v_rows := archive(p_keys::uuid[], 'dead', NULL);
-    WHEN 'forget batches' THEN
-        DELETE FROM batches b WHERE b.root_id = ANY (p_keys::uuid[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'forget audit' THEN
-        DELETE FROM audit a WHERE a.id = ANY (p_keys::bigint[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'forget history of no day' THEN
-        DELETE FROM finished_jobs_other o WHERE o.id = ANY (p_keys::uuid[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'forget kept history' THEN
-        DELETE FROM finished_jobs f
-        USING (SELECT split_part(k, ' ', 1)::uuid AS id, split_part(k, ' ', 2)::timestamptz AS at
-               FROM unnest(p_keys) k) o
-        WHERE f.id = o.id AND f.finished_at = o.at;
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'mend batches' THEN
-        RETURN to_jsonb(mend_these(p_keys::uuid[]));
-    WHEN 'fold batches' THEN
-        PERFORM fold(p_keys::uuid[]);
-    WHEN 'apply frees' THEN
-        PERFORM apply_frees(p_keys::bigint[]);
-    WHEN 'note deaths' THEN
-        PERFORM note_deaths(p_keys::uuid[]);
-    WHEN 'count deaths' THEN
-        v_rows := count_these(p_keys);
-    WHEN 'presume dead' THEN
-        UPDATE workers w SET lost_at = clock()
-            WHERE w.id = ANY (p_keys::int[]) AND w.lost_at IS NULL;
-        DELETE FROM pools p WHERE p.worker_id = ANY (p_keys::int[]);
-        SELECT count(w.lost_at) INTO v_rows FROM workers w WHERE w.id = ANY (p_keys::int[]);
-    WHEN 'forget workers' THEN
-        DELETE FROM workers w WHERE w.id = ANY (p_keys::int[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'forget progress' THEN
-        DELETE FROM progress p WHERE p.job_id = ANY (p_keys::uuid[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'forget tokens' THEN
-        DELETE FROM tokens t WHERE t.id = ANY (p_keys);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    WHEN 'try to claim' THEN
-        PERFORM try_to_claim(p_keys, c.worker, c.queue, c.kinds, c.budgets)
-        FROM jsonb_to_record(p_with) AS c (worker int, queue text, kinds text[], budgets int[]);
-    WHEN 'park' THEN
-        UPDATE jobs j SET status = 'blocked' WHERE j.id = ANY (p_keys::uuid[]);
-        GET DIAGNOSTICS v_rows = ROW_COUNT;
-    ELSE
-        -- which is no row's fault
-        RAISE EXCEPTION 'maintenance has no step %', p_step USING ERRCODE = 'XX000';
-    END CASE;
-    IF v_rows < cardinality(p_keys)
-       AND (p_step LIKE 'forget %' OR p_step IN ('park', 'free keys', 'presume dead')) THEN
-        PERFORM raise_kept();
-    END IF;
-    RETURN to_jsonb(v_rows);
-END $$;
-
--- Does p_step (see do_part()) for these keys: for all of them, and if that raises, for halves, and
--- so on, until what is refused is found. Returns a row for each part that was done. What is refused
--- is stored in refused_rows, and skipped until its time has come. Errors that are no row's fault
+-- Calls p_step, a function of an array of keys and maybe p_with, for these keys: for all of them,
+-- and if that raises, for halves, and so on, until what is refused is found. Returns the answer of
+-- each call that was done; the functions that call this say what it is. What is refused is stored
+-- in refused_rows under p_what, and skipped until its time has come. Errors that are no row's fault
 -- are raised. Deferred constraints are checked in each part. Locks what the step locks, of refused
 -- parts nothing, then rows of refused_rows in order of key.
-CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step text,
+CREATE OR REPLACE FUNCTION in_parts(p_what text, p_keys text[], p_step regprocedure,
                                     p_with jsonb DEFAULT NULL) RETURNS SETOF jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_keys   text[] := ARRAY(SELECT u.key FROM unnest(p_keys) WITH ORDINALITY AS u (key, place)
                              WHERE NOT is_refused(p_what, u.key) ORDER BY u.place);
+    v_type   regtype;                            -- of the keys
+    v_more   text;
     v_from   int := 1;
     v_size   int := cardinality(v_keys);
     v_part   text[];
-    v_answer jsonb;
+    v_answer record;
     v_done   boolean;
 BEGIN
+    SELECT p.proargtypes[0], CASE p.pronargs WHEN 2 THEN ', $2' ELSE '' END INTO v_type, v_more
+    FROM pg_proc p WHERE p.oid = p_step;
     WHILE v_from <= cardinality(v_keys) LOOP
         v_part := v_keys[v_from : v_from + v_size - 1];
         BEGIN
-            v_answer := do_part(p_step, v_part, p_with);
+            EXECUTE format('SELECT %s($1::%s%s) AS it', p_step::regproc, v_type, v_more)
+                INTO v_answer USING v_part, p_with;
             SET CONSTRAINTS ALL IMMEDIATE;
             DELETE FROM refused_rows r WHERE r.what = p_what AND r.key = ANY (v_part);
             v_done := true;
@@ -146,7 +54,7 @@ BEGIN
             END IF;
         END;
         IF v_done THEN
-            RETURN NEXT v_answer;
+            RETURN NEXT nullif(to_jsonb(v_answer) -> 'it', 'null');
         END IF;
         IF v_done OR cardinality(v_part) = 1 THEN
             v_from := v_from + cardinality(v_part);
@@ -170,6 +78,34 @@ LANGUAGE sql VOLATILE AS $$
     )
     SELECT n.what, n.sqlstate, count(*)::int, min(n.key), (array_agg(n.error ORDER BY n.key))[1]
     FROM news n GROUP BY n.what, n.sqlstate ORDER BY n.what, n.sqlstate
+$$;
+
+-- One part of take_back(): gives these jobs back uncounted, and returns them. Locks as
+-- settle_released().
+CREATE OR REPLACE FUNCTION give_back(p_ids uuid[]) RETURNS jsonb
+LANGUAGE sql VOLATILE AS $$
+    SELECT jsonb_agg(jsonb_build_object('id', w.id, 'status', 'pending'))
+    FROM (SELECT unnest(settle_released(array_agg(j.id), array_agg(j.attempts),
+                                        array_agg(NULL::float8), array_agg(NULL::text),
+                                        p_begun => array_agg(false))) AS id
+          FROM jobs j WHERE j.id = ANY (p_ids)) w
+$$;
+
+-- One part of rescue(): presumes these workers dead. Returns how many. Locks their rows.
+CREATE OR REPLACE FUNCTION presume_dead(p_workers int[]) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE workers w SET lost_at = clock() WHERE w.id = ANY (p_workers) AND w.lost_at IS NULL;
+    DELETE FROM pools p WHERE p.worker_id = ANY (p_workers);
+    RETURN (SELECT all_done(p_workers, count(w.lost_at)) FROM workers w
+            WHERE w.id = ANY (p_workers));
+END $$;
+
+-- One part of rescue(): deletes these workers. Returns how many. Locks their rows.
+CREATE OR REPLACE FUNCTION forget_workers(p_workers int[]) RETURNS int
+LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM workers w WHERE w.id = ANY (p_workers) RETURNING w.id)
+    SELECT all_done(p_workers, count(*)) FROM gone
 $$;
 
 -- One part of rescue(): takes back these jobs of dead workers, and returns them. The caller has
@@ -321,7 +257,7 @@ BEGIN
     IF v_lost IS NULL THEN
         RETURN;
     END IF;
-    PERFORM in_parts('rescue', v_lost::text[], 'presume dead');
+    PERFORM in_parts('rescue', v_lost::text[], 'presume_dead(int[])');
     v_lost := ARRAY(SELECT w.id FROM workers w WHERE w.id = ANY (v_lost) AND w.lost_at IS NOT NULL);
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.worker_id = ANY (v_lost) AND j.status = 'running' AND j.lease_s IS NULL
@@ -329,14 +265,14 @@ BEGIN
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
-    FROM in_parts('rescue', v_ids::text[], 'rescue jobs') AS p (taken)
+    FROM in_parts('rescue', v_ids::text[], 'rescue_jobs(uuid[])') AS p (taken)
     CROSS JOIN LATERAL jsonb_to_recordset(p.taken) AS t (id uuid, queue text, kind text,
             attempt int, status text, worker_id int, worker text, error text);
     v_lost := ARRAY(
         SELECT w.id FROM workers w
         WHERE w.id = ANY (v_lost)
           AND NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = w.id AND j.status = 'running'));
-    PERFORM in_parts('rescue', v_lost::text[], 'forget workers');
+    PERFORM in_parts('rescue', v_lost::text[], 'forget_workers(int[])');
 END $$;
 
 -- The running attempts of a worker that began more than p_age_s ago. The worker compares them with

@@ -78,7 +78,7 @@ BEGIN
         ORDER BY j.lease_until LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.id, t.queue, t.kind, t.attempt, t.status, t.worker_id, t.worker, t.error
-    FROM in_parts('fail_overdue', v_ids::text[], 'fail overdue') AS p (failed)
+    FROM in_parts('fail_overdue', v_ids::text[], 'overdue_jobs(uuid[])') AS p (failed)
     CROSS JOIN LATERAL jsonb_to_recordset(p.failed) AS t (id uuid, queue text, kind text,
             attempt int, status text, worker_id int, worker text, error text);
 END $$;

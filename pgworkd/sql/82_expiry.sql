@@ -36,7 +36,8 @@ BEGIN
                    ORDER BY j.expires_at LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     RETURN QUERY
     SELECT t.queue, t.kind, sum(t.jobs)::int, (array_agg(t.example ORDER BY p.part))[1]
-    FROM in_parts('expire_jobs', v_ids::text[], 'expire jobs') WITH ORDINALITY AS p (ended, part)
+    FROM in_parts('expire_jobs', v_ids::text[], 'expire_these(uuid[])')
+        WITH ORDINALITY AS p (ended, part)
     CROSS JOIN LATERAL jsonb_to_recordset(p.ended) AS t (queue text, kind text, jobs int,
             example uuid)
     GROUP BY 1, 2 ORDER BY 1, 2;
@@ -52,6 +53,12 @@ LANGUAGE sql VOLATILE AS $$
     FROM expire_jobs(p_limit) e
 $$;
 
+-- One part of free_keys(): deletes these rows. Returns how many. Locks them.
+CREATE OR REPLACE FUNCTION free_these(p_ids uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM jobs j WHERE j.id = ANY (p_ids) RETURNING j.id)
+    SELECT all_done(p_ids, count(*)) FROM gone
+$$;
+
 -- Deletes rows that keep the dedupe_key of an ended job and whose time is over, at most p_limit;
 -- returns how many. An insert of such a key does not wait for this. Locks them with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION free_keys(p_limit int) RETURNS int
@@ -64,7 +71,7 @@ DECLARE
         ORDER BY j.dedupe_until LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
 BEGIN
     RETURN (SELECT coalesce(sum(p.freed::int), 0)
-            FROM in_parts('free_keys', v_ids::text[], 'free keys') AS p (freed));
+            FROM in_parts('free_keys', v_ids::text[], 'free_these(uuid[])') AS p (freed));
 END $$;
 
 -- Of the next p_most serialize_keys after (p_queue, p_key) with blocked jobs: those that no job
@@ -103,13 +110,18 @@ BEGIN
     INTO queues, keys, last_queue, last_key FROM looked l;
 END $$;
 
+-- One part of promote_lines(): p_lines are JSON arrays of a queue and a key. Locks as promote().
+CREATE OR REPLACE FUNCTION promote_these(p_lines text[]) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT promote(array_agg(l::jsonb ->> 0), array_agg(l::jsonb ->> 1)) FROM unnest(p_lines) l
+$$;
+
 -- promote() for maintenance: a line whose first job refuses holds up no others. p_what: the
 -- calling function. Locks as promote().
 CREATE OR REPLACE FUNCTION promote_lines(p_what text, p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
     SELECT in_parts(p_what, (SELECT array_agg(jsonb_build_array(u.queue, u.key)::text)
                              FROM unnest(p_queues, p_keys) AS u (queue, key)),
-                    'promote lines')
+                    'promote_these(text[])')
 $$;
 
 -- One step of unblock() for the lines behind (p_queue, p_key). Locks one blocked job per key with
@@ -157,6 +169,12 @@ BEGIN
     GET DIAGNOSTICS forgotten = ROW_COUNT;
 END $$;
 
+-- One part of unblock(): ends these jobs of cancelled batches. Returns how many. Locks as
+-- archive().
+CREATE OR REPLACE FUNCTION cancel_these(p_ids uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    SELECT archive(p_ids, 'cancelled', 'its batch was cancelled', false)
+$$;
+
 -- Promotes jobs that wait for a key that no job holds: whoever frees keys does so, unless the next
 -- in line was locked or rows were changed by hand. Deletes waiters for results whose time is over.
 -- Returns how many keys it checked. Reads one blocked job of each of the first thousand keys;
@@ -175,7 +193,7 @@ BEGIN
     PERFORM set_no_wait('on');
     v_ended := mend_batches();
     SELECT l.queues, l.keys INTO v_queues, v_keys FROM stuck_lines('', '', 1000) l;
-    PERFORM in_parts('unblock', v_ended::text[], 'cancel jobs of batches');
+    PERFORM in_parts('unblock', v_ended::text[], 'cancel_these(uuid[])');
     PERFORM promote_lines('unblock', v_queues, v_keys);
     DELETE FROM result_waiters r WHERE r.ctid = ANY (ARRAY(
         SELECT s.ctid FROM result_waiters s WHERE s.until < clock() ORDER BY s.until LIMIT 10000

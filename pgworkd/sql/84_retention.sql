@@ -156,6 +156,47 @@ BEGIN
     RETURN v_name;
 END $$;
 
+-- One part of prune(): deletes the batches below these roots. Returns how many. Locks their rows.
+CREATE OR REPLACE FUNCTION forget_batches(p_roots uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM batches b WHERE b.root_id = ANY (p_roots) RETURNING 1)
+    SELECT all_done(p_roots, count(*)) FROM gone
+$$;
+
+-- One part of forget_rows(): deletes these rows of the audit. Returns how many. Locks them.
+CREATE OR REPLACE FUNCTION forget_audit(p_ids bigint[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM audit a WHERE a.id = ANY (p_ids) RETURNING 1)
+    SELECT all_done(p_ids, count(*)) FROM gone
+$$;
+
+-- One part of forget_rows(): deletes these tokens. Returns how many. Locks them.
+CREATE OR REPLACE FUNCTION forget_tokens(p_ids text[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM tokens t WHERE t.id = ANY (p_ids) RETURNING 1)
+    SELECT all_done(p_ids, count(*)) FROM gone
+$$;
+
+-- One part of forget_rows(): deletes these rows of the history of no day. Returns how many. Locks
+-- them.
+CREATE OR REPLACE FUNCTION forget_undated(p_ids uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM finished_jobs_other o WHERE o.id = ANY (p_ids) RETURNING 1)
+    SELECT all_done(p_ids, count(*)) FROM gone
+$$;
+
+-- One part of forget_rows(): deletes these rows of the history, "id instant" of each. Returns how
+-- many. Locks them.
+CREATE OR REPLACE FUNCTION forget_kept(p_keys text[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (
+        DELETE FROM finished_jobs f
+        USING (SELECT split_part(k, ' ', 1)::uuid AS id, split_part(k, ' ', 2)::timestamptz AS at
+               FROM unnest(p_keys) k) o
+        WHERE f.id = o.id AND f.finished_at = o.at RETURNING 1)
+    SELECT all_done(p_keys, count(*)) FROM gone
+$$;
+
+-- One part of prune(): moves these dead jobs to the history. Returns how many. Locks as archive().
+CREATE OR REPLACE FUNCTION archive_dead(p_ids uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    SELECT archive(p_ids, 'dead', NULL)
+$$;
+
 -- Deletes old rows of tables that only grow: of finished_jobs_other and of the audit (kept for 7
 -- days at least) by p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by their
 -- indexes; and with the audit, tokens that have ended. Returns how many of the history. For
@@ -191,18 +232,18 @@ BEGIN
         WHERE o.at < clock() - make_interval(days => greatest(p_keep_days, 7))
           AND NOT is_refused('forget_rows', o.id::text)
         ORDER BY o.at LIMIT p_limit FOR UPDATE OF o SKIP LOCKED);
-    PERFORM in_parts('forget_rows', v_audit::text[], 'forget audit');
+    PERFORM in_parts('forget_rows', v_audit::text[], 'forget_audit(bigint[])');
     -- what a token was is looked up in the audit; an expired or revoked one is refused anyway
     PERFORM in_parts('forget_rows', ARRAY(
         SELECT o.id FROM tokens o
         WHERE least(o.revoked_at, o.expires_at)
               < clock() - make_interval(days => greatest(p_keep_days, 7))
           AND NOT is_refused('forget_rows', o.id)
-        ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget tokens');
+        ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget_tokens(text[])');
     RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
-        SELECT in_parts('forget_rows', v_other::text[], 'forget history of no day')
+        SELECT in_parts('forget_rows', v_other::text[], 'forget_undated(uuid[])')
         UNION ALL
-        SELECT in_parts('forget_rows', v_kept, 'forget kept history')) AS p (gone));
+        SELECT in_parts('forget_rows', v_kept, 'forget_kept(text[])')) AS p (gone));
 END $$;
 
 -- Retention: see forget_rows(), and drop_partition() for the rest of the history. Moves jobs dead
@@ -228,7 +269,7 @@ BEGIN
           AND NOT is_refused('prune', b.id::text)
         LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
     SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
-    FROM in_parts('prune', v_ids::text[], 'forget batches') AS p (gone);
+    FROM in_parts('prune', v_ids::text[], 'forget_batches(uuid[])') AS p (gone);
     v_ids := ARRAY(
         SELECT o.job_id FROM progress o
         WHERE (SELECT j.attempts FROM jobs j
@@ -236,14 +277,14 @@ BEGIN
           AND NOT is_refused('prune', o.job_id::text)
         LIMIT p_limit FOR UPDATE SKIP LOCKED);
     SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
-    FROM in_parts('prune', v_ids::text[], 'forget progress') AS p (gone);
+    FROM in_parts('prune', v_ids::text[], 'forget_progress(uuid[])') AS p (gone);
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead'
                      AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)
                      AND NOT is_refused('prune', j.id::text)
                    LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     SELECT coalesce(sum(p.moved::int), 0) INTO dead_moved
-    FROM in_parts('prune', v_ids::text[], 'archive the dead') AS p (moved);
+    FROM in_parts('prune', v_ids::text[], 'archive_dead(uuid[])') AS p (moved);
     -- what was tried no more since then is there no more
     DELETE FROM refused_rows r WHERE r.ctid = ANY (ARRAY(
         SELECT o.ctid FROM refused_rows o WHERE o.until < clock() - interval '1 day' LIMIT p_limit

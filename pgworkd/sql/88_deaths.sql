@@ -132,7 +132,7 @@ BEGIN
         WHERE d.group_id IS NULL AND NOT is_refused('count_deaths', d.job_id || ' ' || d.attempt)
         ORDER BY d.at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     RETURN (SELECT coalesce(sum(p.counted::int), 0)
-            FROM in_parts('count_deaths', v_keys, 'count deaths') AS p (counted));
+            FROM in_parts('count_deaths', v_keys, 'count_these(text[])') AS p (counted));
 END $$;
 
 -- One part of count_deaths(): counts these deaths, "job attempt" of each, and inserts an alert's

@@ -98,6 +98,21 @@ BEGIN
     PERFORM wake(v_wake);
 END $$;
 
+-- One part of mend_dependencies() and of apply_ends(): wait_less() for the jobs of
+-- p_ended: `well` have completed, `badly` have not. Returns how many wait less.
+CREATE OR REPLACE FUNCTION count_down(p_jobs uuid[], p_ended jsonb) RETURNS int
+LANGUAGE sql VOLATILE AS $$
+    SELECT wait_less(p_jobs, e.well, true), wait_less(p_jobs, e.badly, false)
+    FROM jsonb_to_record(p_ended) AS e (well uuid[], badly uuid[]);
+    SELECT cardinality(p_jobs)
+$$;
+
+-- One part of the same: ends these jobs, since one that they wait for did not complete. Returns how
+-- many. Locks as archive().
+CREATE OR REPLACE FUNCTION cancel_dependents(p_jobs uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    SELECT archive(p_jobs, 'cancelled', 'a job that it depends on did not complete')
+$$;
+
 -- What has become of jobs: their status, `discarded` for a dead one that ended, or `gone`. Locks
 -- nothing; for the history see finished_of().
 CREATE OR REPLACE FUNCTION became_all(p_ids uuid[]) RETURNS TABLE (id uuid, status text)
@@ -311,7 +326,7 @@ BEGIN
           AND NOT is_refused('mend_dependencies', j.id::text)
         LIMIT p_limit FOR UPDATE OF j SKIP LOCKED) x);
     SELECT coalesce(sum(p.released::int), 0) INTO v_count
-    FROM in_parts('mend_dependencies', v_jobs::text[], 'wait less',
+    FROM in_parts('mend_dependencies', v_jobs::text[], 'count_down(uuid[], jsonb)',
                   to_jsonb(v_ended)) AS p (released);
     v_jobs := ARRAY(
         SELECT j.id FROM (
@@ -327,7 +342,7 @@ BEGIN
           AND NOT is_refused('mend_dependencies', j.id::text)
         LIMIT p_limit FOR UPDATE OF j SKIP LOCKED);
     SELECT v_count + coalesce(sum(p.archived::int), 0) INTO v_count
-    FROM in_parts('mend_dependencies', v_jobs::text[], 'cancel dependents') AS p (archived);
+    FROM in_parts('mend_dependencies', v_jobs::text[], 'cancel_dependents(uuid[])') AS p (archived);
     DELETE FROM job_dependencies d
     WHERE d.ctid = ANY (ARRAY(SELECT o.ctid FROM job_dependencies o
                               WHERE NOT EXISTS (SELECT FROM jobs j

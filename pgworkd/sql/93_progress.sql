@@ -35,3 +35,9 @@ BEGIN
     SELECT array_agg(n.job_id) INTO v_won FROM noted n;
     RETURN coalesce(v_won, '{}');
 END $$;
+
+-- One part of prune(): deletes these rows, and returns how many. Locks them.
+CREATE OR REPLACE FUNCTION forget_progress(p_jobs uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM progress p WHERE p.job_id = ANY (p_jobs) RETURNING 1)
+    SELECT all_done(p_jobs, count(*)) FROM gone
+$$;

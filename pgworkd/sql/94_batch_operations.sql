@@ -209,5 +209,6 @@ DECLARE
                LIMIT 1) IS NULL));
 BEGIN
     RETURN ARRAY(SELECT jsonb_array_elements_text(p.jobs)
-                 FROM in_parts('mend_batches', v_batches::text[], 'mend batches') AS p (jobs));
+                 FROM in_parts('mend_batches', v_batches::text[], 'mend_these(uuid[])')
+                     AS p (jobs));
 END $$;

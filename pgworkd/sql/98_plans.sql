@@ -58,25 +58,28 @@ BEGIN
                 lock_queue made_at new_id no_wait notify_pools rule_of waits_keyed waits_plain
                 waits_suspect'),
             ('plain', '
-                abandon add_jobs add_occurrences adopt append_minutes apply_frees ask_worker
-                batch_created batch_moved batch_tree belong cancel carefully check_callback
-                check_settled complete_own count_deaths count_these declare_alerts declare_rules
-                declare_schedules declarer deferred dependencies_added differing disable_endpoint
-                discard do_part done_of drop_pool edit enable_endpoint enable_schedule
+                abandon add_jobs add_occurrences adopt all_done append_minutes apply_frees
+                archive_dead ask_worker batch_created batch_moved batch_tree belong cancel
+                cancel_dependents cancel_these carefully check_callback check_settled count_down
+                complete_own count_deaths count_these declare_alerts declare_rules
+                declare_schedules declarer deferred dependencies_added differing
+                disable_endpoint discard done_of drop_pool edit enable_endpoint enable_schedule
                 ensure_schedules error_group error_message expire expire_jobs expire_these
-                fail_schedule first_run_at follow forget_deaths had_time heartbeat hold_queues
-                in_parts is_origin job_added jobs_inserted keep_keys key_allowance key_has_room
-                keyed_behind kinds_elsewhere known_pools live_gateways lock_queues lock_trees_of
-                make_alert mend_sequences missed_since mute_errors next_priority note_deaths
-                note_endpoint of_key overdue_jobs pause_endpoint percentile places_after
-                promote_lines put_off put_schedule queue_dated queue_rerouted queues_audit
-                queues_changed raise_kept rate_allowance rates_follow refuse refuse_claims
-                register remove_endpoint remove_schedule report_refused rescue rescue_jobs
-                restore_occurrences retire_schedules retry retry_delay_s roll_up run_schedule
-                schedule_changed schedule_ended schedules_audit schedules_notify server_id
-                set_endpoint set_no_wait set_pool set_queue sign_off spend spent_until
-                standing_worker starts sum_minutes take_back thin_samples try_to_claim wake who
-                worker_ended'),
+                fail_schedule first_run_at follow forget_audit forget_batches forget_deaths
+                forget_kept forget_progress forget_tokens forget_undated forget_workers
+                free_these give_back had_time heartbeat hold_queues in_parts is_origin
+                job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
+                kinds_elsewhere known_pools live_gateways lock_queues lock_trees_of make_alert
+                mend_sequences missed_since mute_errors next_priority note_deaths note_endpoint
+                of_key overdue_jobs park pause_endpoint percentile places_after presume_dead
+                promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
+                queues_audit queues_changed raise_kept rate_allowance rates_follow refuse
+                refuse_claims register remove_endpoint remove_schedule report_refused rescue
+                rescue_jobs restore_occurrences restore_these retire_schedules retry
+                retry_delay_s roll_up run_schedule schedule_changed schedule_ended
+                schedules_audit schedules_notify server_id set_endpoint set_no_wait set_pool
+                set_queue sign_off spend spent_until standing_worker starts sum_minutes
+                take_back thin_samples try_to_claim wake who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '

@@ -43,8 +43,8 @@ BUGS = (
     ),
     sql(
         "a job that refuses to be parked holds up its queue",
-        "    WHEN 'park' THEN\n        UPDATE jobs j SET status = 'blocked' WHERE j.id = ANY (p_keys::uuid[]);",
-        "    WHEN 'park' THEN\n        UPDATE jobs j SET status = 'blocked' WHERE false;",
+        "    WITH parked AS (UPDATE jobs j SET status = 'blocked' WHERE j.id = ANY (p_ids) RETURNING j.id)",
+        "    WITH parked AS (UPDATE jobs j SET status = 'blocked' WHERE false RETURNING j.id)",
         tests=_CLAIMS_SQL,
     ),
     sql(
@@ -89,7 +89,7 @@ BUGS = (
     ),
     sql(
         "a trigger of others stops the rescue of all workers",
-        "    PERFORM in_parts('rescue', v_lost::text[], 'presume dead');\n",
+        "    PERFORM in_parts('rescue', v_lost::text[], 'presume_dead(int[])');\n",
         "    UPDATE workers w SET lost_at = clock() WHERE w.id = ANY (v_lost) AND w.lost_at IS NULL;\n",
         tests="tests/sweeps/test_others_objects.py -k workers",
     ),

@@ -16,7 +16,8 @@ from tests.kits.verbs import Db
 NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
 enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queue_rerouted queues_audit queues_changed
-rates_follow schedule_changed schedule_ended schedules_audit schedules_notify stream_created mend_sequences
+rates_follow schedule_changed schedule_ended schedules_audit schedules_notify stream_created mend_sequences forget_audit
+forget_kept forget_tokens forget_undated
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
@@ -38,7 +39,9 @@ FUNCTIONS = {
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs
-        in_parts do_part report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
+        in_parts all_done archive_dead cancel_dependents cancel_these count_down forget_batches forget_progress
+        forget_workers free_these give_back park presume_dead promote_these restore_these
+        report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
         apply_frees restore_occurrences done_of fail_schedule fold follow forget_rows free_batch_key free_key
         free_keys after_ended heartbeat in_order in_time is_awaited keep_keys keyed_behind key_allowance
         key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
@@ -217,7 +220,9 @@ async def test_dynamic_sql_is_built_by_format(db: Db) -> None:
     executes = re.compile(r"\bEXECUTE\b(?!\s+FUNCTION)\s*(.{0,100})", re.S | re.I)
     found = {row["name"]: executes.findall(row["body"]) for row in await _functions(db)}
     found = {name: texts for name, texts in found.items() if texts}
-    assert found.keys() == {"ensure_partitions", "drop_partition", "rule_out_days", "validate_days"}
+    assert found.keys() == {"ensure_partitions", "drop_partition", "rule_out_days", "validate_days", "in_parts"}
+    (step,) = found.pop("in_parts")
+    assert step.startswith("format('SELECT %s($1::%s%s) AS it', p_step::regproc, v_type, v_more)")
     of_days = r"ALTER TABLE pgworkd\.finished_jobs(_other)? (ATTACH PARTITION pgworkd\.|\w+ CONSTRAINT )"
     for texts in found.values():
         for text in texts:
@@ -227,17 +232,16 @@ async def test_dynamic_sql_is_built_by_format(db: Db) -> None:
             ), text
 
 
-_STEP = re.compile(r"in_parts\((?:p_what|'\w+'),.*?'([a-z ]+)'[,)]", re.S)
+_STEP = re.compile(r"in_parts\((?:p_what|'\w+'),.*?'(\w+\([a-z]+\[\](?:, jsonb)?\))'[,)]", re.S)
 
 
-async def test_maintenance_has_a_step_for_each_operation_done_in_parts(db: Db) -> None:
+async def test_each_step_that_is_done_in_parts_is_a_function(db: Db) -> None:
     bodies = {row["name"]: row["body"] for row in await _functions(db)}
-    steps = re.findall(r"^    WHEN '([a-z ]+)' THEN$", bodies["do_part"], re.M)
     calls = [call for body in bodies.values() for call in _STEP.findall(body)]
     assert len(calls) == sum(body.count("in_parts('") + body.count("in_parts(p_") for body in bodies.values())
-    assert sorted(set(calls)) == sorted(steps)
-    with pytest.raises(asyncpg.InternalServerError, match="maintenance has no step magic"):  # and no row is to blame
-        await db.execute("SELECT pgworkd.in_parts('rescue', ARRAY['a', 'b'], 'magic')")
+    await db.fetch("SELECT ('pgworkd.' || c)::regprocedure FROM unnest($1::text[]) c", calls)
+    with pytest.raises(asyncpg.UndefinedFunctionError):  # and no row is to blame
+        await db.execute("SELECT pgworkd.in_parts('rescue', ARRAY['a', 'b'], 'magic(text[])')")
 
 
 async def test_the_grants_can_be_applied_again_and_revoke_everything_else(db: Db, roles: Roles) -> None:

@@ -1,8 +1,9 @@
 """Every schema that ever had a number, and a database with rows of every kind that it allowed.
 
-`schemas.tar.xz` holds, for each commit that changed the schema, the whole script and the grants as NUMBER-PLACE-COMMIT.
-The numbers up to 7 stand for several schemas each, as they changed while they were in use. From 8 on a schema that has
-landed never changes without a new number: its script is added here when it lands, and the next change finds it.
+`schemas.tar.xz` holds, for each commit that changed the schema, the whole script (`schema.text()`) and the grants as
+NUMBER-PLACE-COMMIT. The numbers up to 7 stand for several schemas each, as they changed while they were in use. From 8
+on a schema that has landed never changes without a new number: its script is added here when it lands, and the next
+change finds it.
 """
 
 from __future__ import annotations
