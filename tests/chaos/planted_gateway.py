@@ -8,6 +8,7 @@ _WORKERS, _OPTIONS = "tests/http/test_workers.py", "tests/http/test_worker_optio
 _LISTS = "tests/http/test_worker_lists.py"
 _FAULTS = "tests/http/test_worker_faults.py"
 _JOINED = "tests/http/test_joined.py"
+_FRAMING = "tests/http/test_framing.py"
 _CALLER = "tests/http/test_caller.py"
 _DAEMON = "tests/http/test_remote_daemon.py"
 
@@ -223,6 +224,34 @@ BUGS = (
         "        self._flush()\n        self._transport.close()",
         "        self._transport.close()",
         tests=_JOINED,
+    ),
+    python(
+        "the body of a request counts as its head",
+        "gateway/api/server",
+        "        if self._in_body:\n            return\n",
+        "",
+        tests=_FRAMING,
+    ),
+    python(
+        "a request that offers an upgrade loses its body",
+        "gateway/api/server",
+        "self._decline_upgrade(data[offer.args[0] :])",
+        'self._decline_upgrade(b"")',
+        tests=_FRAMING,
+    ),
+    python(
+        "a head without an end is read while an answer is awaited",
+        "gateway/api/server",
+        "        if self._head_bytes > HEAD_BYTES_MAX:",
+        "        if self._head_bytes > HEAD_BYTES_MAX and (self.cycle is None or self.cycle.response_complete):",
+        tests=_FRAMING,
+    ),
+    python(
+        "the last of two hosts is believed",
+        "gateway/api/server",
+        "        if hosts > 1:",
+        "        if hosts > 2:",
+        tests=_FRAMING,
     ),
     python(
         "many settles are answered when the first of them is done",

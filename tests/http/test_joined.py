@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
-import anyio
 import anyio.lowlevel
 import pytest
 
 from pgworkd.gateway.api.app import asgi
 from pgworkd.gateway.api.request.access import anyone
-from pgworkd.gateway.api.server import _Joined, server
-from tests.kits.daemon import LIMIT_S
+from pgworkd.gateway.api.server import _Joined
+from tests.kits.connections import answer, connected
 
 SEEDS = range(40)
 
@@ -44,36 +40,10 @@ def planned(seed: int) -> tuple[list[bytes], list[float | None], bool]:
     return pieces, [chance.choice([None, None, 0, 0.001]) for _ in pieces], chance.random() < 0.6
 
 
-@contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    found = server(_Pieces(), 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(found.serve, [listener])
-            read, write = await asyncio.open_connection(*listener.getsockname())
-            with anyio.fail_after(LIMIT_S):
-                yield read, write
-            write.close()
-            found.request_stop()
-
-
-async def answer(read: asyncio.StreamReader) -> bytes:
-    """The body of the next answer."""
-    head = (await read.readuntil(b"\r\n\r\n")).lower()
-    if b"transfer-encoding: chunked" not in head:
-        return await read.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
-    body = b""
-    while size := int(await read.readline(), 16):
-        body += await read.readexactly(size)
-        assert await read.readline() == b"\r\n"
-    assert await read.readline() == b"\r\n"
-    return body
-
-
 @pytest.mark.parametrize("at_once", [1, 5])
 async def test_each_answer_arrives_whole_and_in_order(at_once: int) -> None:
     """One by one, and with requests that are sent before the answers of those before them."""
-    async with connected() as (read, write):
+    async with connected(_Pieces()) as (read, write):
         for first in range(0, len(SEEDS), at_once):
             seeds = SEEDS[first : first + at_once]
             write.write(b"".join(f"GET /{seed} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for seed in seeds))
@@ -83,34 +53,27 @@ async def test_each_answer_arrives_whole_and_in_order(at_once: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS[:12])
 async def test_an_answer_is_sent_before_its_connection_is_closed(seed: int) -> None:
-    async with connected() as (read, write):
+    async with connected(_Pieces()) as (read, write):
         write.write(f"GET /{seed} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         assert await answer(read) == b"".join(planned(seed)[0])
         assert await read.read() == b""
 
 
 async def test_a_head_without_a_body_is_sent() -> None:
-    async with connected() as (read, write):
+    async with connected(_Pieces()) as (read, write):
         for seed in SEEDS[:12]:
             write.write(f"HEAD /{seed} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert (await read.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(dsn: str) -> None:
-    found = server(asgi(dsn, authorize=anyone), 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(found.serve, [listener])
-            read, write = await asyncio.open_connection(*listener.getsockname())
-            body = b'{"queue": "q"}'
-            head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n"
-            write.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
-            with anyio.fail_after(LIMIT_S):
-                assert (await read.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
-                write.write(body)
-                assert (await read.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 201")
-            write.close()
-            found.request_stop()
+    async with connected(asgi(dsn, authorize=anyone)) as (read, write):
+        body = b'{"queue": "q"}'
+        head = f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n"
+        write.write(f"{head}Content-Type: application/json\r\n\r\n".encode())
+        assert (await read.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        write.write(body)
+        assert (await read.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 201")
 
 
 async def test_what_is_written_in_one_turn_is_sent_in_one_piece() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -23,6 +25,8 @@ HEAD_S = 15.0
 """Time limit for the arrival of a request's head, in seconds, from its connection or the answer before it."""
 IDLE_S = 75.0
 """A connection without a request is closed after this many seconds: later than proxies in front do."""
+HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
+"""A head that is not complete after this many bytes, or one read more, closes its connection."""
 BACKLOG = 1024
 
 
@@ -60,9 +64,12 @@ class _Joined:
 
 
 class Protocol(HttpToolsProtocol):
-    """The protocol of one connection, with bounds on the time and size of a head."""
+    """The protocol of one connection, with bounds on the time and size of a head. An offer to upgrade is declined."""
 
+    _in_body = False
     _head_bytes = 0
+    """At least 1 while the head of a request has begun and is not complete."""
+    _head_began = _message_ended = False
     _deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -76,25 +83,67 @@ class Protocol(HttpToolsProtocol):
         self._expect(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
-        """Counts what arrives until the head is complete; asyncio's hook."""
-        if self.cycle is None or self.cycle.response_complete:
+        """Parses what arrives, and bounds a head that is not complete; asyncio's hook."""
+        self._unset_keepalive_if_required()
+        self._message_ended = False
+        self._feed(data)
+        if self._in_body:
+            return
+        if self._message_ended:  # how much of this piece came after it is not known: one piece is not counted
+            self._head_bytes = int(self._head_began)
+        else:
             self._head_bytes += len(data)
-            if self._head_bytes > 2 * HEADER_BYTES_MAX + 65_536:  # the body may begin in the same piece
-                self.transport.close()
-                return
-        super().data_received(data)
-        if self._head_bytes and self._deadline is None:  # the rest of the head is due
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self.transport.close()
+        elif self._head_bytes and self._deadline is None:  # the rest of the head is due
             self._expect(HEAD_S)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT is for proxies.")
+            else:
+                self._decline_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Reads a request as if it had not offered another protocol, as RFC 9110 (7.8) allows. JVMs always offer h2c.
+
+        httptools has stopped before the body, with which the `rest` begins.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+        self._feed(b"\r\n".join((b"%b %b HTTP/%b" % (method, self.url, version), *kept, b"", rest)))
+
+    def _should_upgrade(self) -> bool:
+        """Whether uvicorn leaves a request that offers an upgrade alone: `_decline_upgrade` reads it again."""
+        return True
+
+    def on_message_begin(self) -> None:
+        """Notes that a head has begun; httptools' hook."""
+        self._head_began = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Notes that the head is complete; httptools' hook."""
-        self._head_bytes = 0
+        if self.parser.should_upgrade():
+            return
+        self._head_began, self._head_bytes, self._in_body = False, 0, True
         self._expect(None)
         self._notes[IS_CLOSING] = self.transport.is_closing
+        self._check_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Notes that the body is complete; httptools' hook."""
+        if self.parser.should_upgrade():
+            return
+        self._message_ended, self._in_body = True, False
         self._notes[HAS_ARRIVED] = True
         super().on_message_complete()
 
@@ -102,6 +151,22 @@ class Protocol(HttpToolsProtocol):
         """Ends the wait for a request; asyncio's hook."""
         self._expect(None)
         super().connection_lost(exc)
+
+    def _check_head(self) -> None:
+        """Raises ValueError, for which httptools has the request refused, if readers may take it for different ones.
+
+        RFC 9112: 3.2 two hosts, 3.2.2 a target such as http://host/path names the host, 6.1 codings other than chunked.
+        """
+        hosts = 0
+        for name, value in self.headers:
+            hosts += name == b"host"
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise ValueError("a transfer coding that is not read here")
+        if hosts > 1:
+            raise ValueError("two headers Host")
+        if not self.url.startswith((b"/", b"*")):
+            host = re.split(rb"[/?#]", self.url.partition(b"://")[2], maxsplit=1)[0]
+            self.headers[:] = [*((name, value) for name, value in self.headers if name != b"host"), (b"host", host)]
 
     def _expect(self, within_s: float | None) -> None:
         if self._deadline is not None:

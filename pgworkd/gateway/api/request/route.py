@@ -64,7 +64,7 @@ class _Arguments:
 
     def __init__(self, dependant: Any) -> None:
         if dependant.dependencies or dependant.cookie_params or len(dependant.body_params) > 1:
-            raise NotImplementedError(f"{dependant.path}: only parameters, one body and the request are passed")
+            raise TypeError(f"{dependant.path}: a route takes parameters, one body and the request")
         self._request: str | None = dependant.request_param_name
         self._path, self._headers = dependant.path_params, dependant.header_params
         self._query = dependant.query_params
