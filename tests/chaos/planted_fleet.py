@@ -68,9 +68,9 @@ BUGS = (
     ),
     python(
         "settles do not send the registration token",
-        "database/maintenance_store",
-        "    return worker_id, token_of(worker_id)\n",
-        "    return None, None\n",
+        "database/settles",
+        "        return [ids, attempts, first.worker_id or None, first.token]\n",
+        "        return [ids, attempts, None, None]\n",
         tests="tests/engine/test_failover.py",
     ),
     sql(
