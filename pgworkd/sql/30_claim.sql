@@ -268,7 +268,7 @@ BEGIN
                         array_position(p_kinds, coalesce(j.kind, j.queue)::text)])
                 ELSE j.max_attempts END
         WHERE j.ctid = ANY (v_rows)
-        RETURNING CASE WHEN j.status = 'running' AND j.worker_id = p_worker THEN j.id END AS id,
+        RETURNING CASE WHEN j.worker_id = p_worker THEN j.id END AS id,
                   coalesce(j.kind, j.queue)::text,
                   CASE WHEN j.expires_at IS NULL AND is_within(j.payload, j.meta, v_share)
                        THEN j.payload::text END,
