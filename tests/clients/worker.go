@@ -64,6 +64,7 @@ type worker struct {
 	claims    int                // how many were sent: the number of the last one
 	read      int                // the last one whose answer was read, or given up
 	held      map[string]*run    // what it holds, each until its settle was answered
+	dropped   map[string]bool    // stopped because the lease might end; begun, so one more list that is answered has it
 	claiming  context.CancelFunc // ends the long poll
 	freed     chan struct{}
 }
@@ -127,6 +128,7 @@ func (w *worker) abandonAll() {
 		run.why = errGone
 		run.stop()
 		delete(w.held, assignment)
+		w.dropped[assignment] = true
 	}
 }
 
@@ -134,30 +136,38 @@ func (w *worker) abandonAll() {
 func (w *worker) beatForEver() {
 	for {
 		time.Sleep(w.lease / 6)
+		if !w.leased() {
+			w.abandonAll()
+		}
 		w.mu.Lock()
-		list := make([]string, 0, len(w.held))
+		list := make([]string, 0, len(w.held)+len(w.dropped))
 		for assignment := range w.held {
 			list = append(list, assignment)
 		}
-		late := time.Since(w.renewedAt) > w.lease-w.margin
+		for assignment := range w.dropped {
+			list = append(list, assignment)
+		}
 		path, body := fmt.Sprintf("/v1/workers/%d/beat", w.id), map[string]any{"assignments": list}
 		if w.read > 0 {
 			body["claim_id"] = w.read
 		}
 		w.mu.Unlock()
-		if late {
-			w.abandonAll()
-		}
 		sentAt := time.Now()
 		var answer told
 		switch w.call(context.Background(), w.lease/4, "POST", path, body, &answer) {
 		case 200:
 			w.mu.Lock()
 			w.renewedAt = sentAt
+			for _, assignment := range list {
+				delete(w.dropped, assignment)
+			}
 			w.mu.Unlock()
 			w.obey(answer)
 		case 410:
 			w.abandonAll()
+			w.mu.Lock()
+			w.dropped = map[string]bool{}
+			w.mu.Unlock()
 			w.register()
 		}
 	}
@@ -343,7 +353,7 @@ func main() {
 	w := &worker{
 		url: os.Getenv("PGWORKD_URL"), token: os.Getenv("PGWORKD_TOKEN"), queue: os.Getenv("PGWORKD_QUEUE"),
 		slots: int(number("PGWORKD_SLOTS", 4)), lease: lease, margin: lease / 10,
-		held: map[string]*run{}, freed: make(chan struct{}, 1),
+		held: map[string]*run{}, dropped: map[string]bool{}, freed: make(chan struct{}, 1),
 	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

@@ -49,6 +49,8 @@ let claims = 0; // how many were sent: the number of the last one
 let read = 0; // the last one whose answer was read, or given up
 /** What this worker holds, each until its settle was answered. @type {Map<string, AbortController>} */
 const held = new Map();
+/** What was stopped because the lease might end. It has begun, so one more list that is answered has it. */
+const dropped = new Set();
 let claiming = new AbortController(); // of the long poll, which a signal ends
 const wakeUp = new EventTarget();
 
@@ -96,6 +98,7 @@ function abandonAll() {
   for (const [assignment, run] of held) {
     run.abort("gone");
     held.delete(assignment);
+    dropped.add(assignment);
   }
 }
 
@@ -106,13 +109,16 @@ async function beatForEver() {
     if (performance.now() - renewedAt > leaseMs - marginMs) abandonAll();
     const sentAt = performance.now();
     const said = stopping ? "stopping" : "running";
-    const body = { assignments: [...held.keys()], claim_id: read || null, state: said };
+    const list = [...held.keys(), ...dropped];
+    const body = { assignments: list, claim_id: read || null, state: said };
     const { status, value } = await call("POST", `/v1/workers/${worker}/beat`, body, leaseMs / 4);
     if (status === 200) {
       renewedAt = sentAt;
+      for (const assignment of list) dropped.delete(assignment);
       obey(value);
     } else if (status === 410) {
       abandonAll();
+      dropped.clear();
       await register();
     }
   }

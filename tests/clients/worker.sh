@@ -3,7 +3,7 @@
 #
 #   PGWORKD_URL=http://127.0.0.1:8080 PGWORKD_TOKEN=pgw_... PGWORKD_QUEUE=demo ./worker.sh
 set -u
-lease_s=${PGWORKD_LEASE_S:-30} worker='' secret='' child='' assignment='' renewed=0 stopping='' claims=0 dir=$(mktemp -d)
+lease_s=${PGWORKD_LEASE_S:-30} worker='' secret='' child='' assignment='' renewed=0 stopping='' claims=0 dropped='' dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 trap 'stopping=1; [ -z "$asking" ] || kill "$asking" 2>/dev/null' TERM INT
 asking=''
@@ -28,7 +28,7 @@ call() {
 now() { cut -d. -f1 /proc/uptime; }
 
 register() {
-    secret='' assignment=''
+    secret='' assignment='' dropped=''
     until [ -n "$stopping" ]; do
         local sent
         sent=$(now)
@@ -43,16 +43,17 @@ register() {
     done
 }
 
-# beat: renews the lease. What the claims up to this number took, and the list does not have, is taken back.
+# beat: renews the lease. What the claims up to this number took, and the list does not have, is taken back; so what was
+# stopped because the lease might end, and has begun, is in one more list that is answered.
 beat() {
     local sent
     sent=$(now)
     call 5 POST "/v1/workers/$worker/beat" "$(jq -nc --arg held "$assignment" \
-        --argjson claims "$claims" \
-        '{assignments: [$held | select(. != "")], claim_id: (if $claims > 0 then $claims else null end)}')"
+        --arg dropped "$dropped" --argjson claims "$claims" \
+        '{assignments: [$held, $dropped | select(. != "")], claim_id: (if $claims > 0 then $claims else null end)}')"
     case $status in
     200)
-        renewed=$sent
+        renewed=$sent dropped=''
         state=$(jq -r .state "$dir/answer")
         if [ -n "$assignment" ]; then
             if jq -e --arg held "$assignment" '.gone | index($held)' "$dir/answer" >/dev/null; then
@@ -66,7 +67,8 @@ beat() {
     esac
 }
 
-# abandon [WHY]: stops the run. After "cancelled" it is given back, which ends the job; else it is not ours to settle.
+# abandon [WHY]: stops the run. After "cancelled" it is given back, which ends the job; else it is not ours to settle:
+# "late", the lease may end; "gone" or "lost", others have it.
 abandon() {
     [ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null
     ended=${1:-gone}
@@ -88,6 +90,7 @@ settle() {
         *) return ;;
         esac
     done
+    dropped=$assignment
 }
 
 run() {
@@ -101,7 +104,7 @@ run() {
     set +m
     while kill -0 "$child" 2>/dev/null; do
         # Without an answer for most of the lease, it must stop: others may be given the job soon.
-        [ $(($(now) - renewed)) -lt $((lease_s - 3)) ] || abandon
+        [ $(($(now) - renewed)) -lt $((lease_s - 3)) ] || abandon late
         [ $(($(now) - renewed)) -lt $((lease_s / 4)) ] || beat
         [ -n "$ended" ] || sleep 0.2
     done
@@ -118,6 +121,8 @@ run() {
         body=$(jq -Rsc --argjson retryable "$([ "$code" = 100 ] && echo false || echo true)" \
             '{type: "Failed", message: ., retryable: $retryable, retry_in_s: 1}' "$dir/error")
         settle fail "$body"
+    elif [ "$ended" = late ]; then
+        dropped=$assignment
     fi
     assignment=''
 }
@@ -141,9 +146,10 @@ work() {
             cp "$dir/answer" "$dir/claimed"
             assignment=$(jq -r '.assignments[0].assignment // ""' "$dir/claimed")
             state=$(jq -r .state "$dir/claimed")
-            if [ -n "$assignment" ]; then
+            if [ -n "$assignment" ] && [ $(($(now) - renewed)) -lt $((lease_s - 3)) ]; then
                 run
             fi
+            assignment='' # what has not begun is in no list, and goes back
             beat
             ;;
         410) register ;;

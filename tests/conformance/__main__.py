@@ -29,8 +29,7 @@ async def passes(check: Check, field: Field) -> bool:
     except TimeoutError:
         fault = f"not within {CHECK_S:g} s"
     finally:
-        field.proxy.mode = "pass"
-        said = field.close()
+        said = field.reset()
     print(f"{'ok  ' if fault is None else 'FAIL'}  {title}  ({time.monotonic() - began:.1f} s)", flush=True)
     if fault is not None:
         print(f"      {check.__name__}: {fault}\n      the worker printed: {said or 'nothing'}", flush=True)

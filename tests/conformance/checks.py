@@ -10,6 +10,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from tests.conformance.field import BEATS_S, LEASE_S, Field
+from tests.conformance.lost_answers import (
+    acknowledges_what_it_has_read,
+    admits_what_it_has_begun,
+    misses_no_claim,
+    repeats_a_settle,
+    runs_once_at_most,
+)
 
 Check: TypeAlias = Callable[[Field], Awaitable[None]]
 TEXT = "ü \u2028 \u202e שלום \U0001f600 \"quotes\" back\\slash 'single' <tag> $HOME `id` %s\ttab"
@@ -128,46 +135,6 @@ async def keeps_its_lease_when_idle(field: Field) -> None:
     assert await field.registered() == [before]
     sql = "SELECT extract(epoch FROM lease_until - pgworkd.clock()) > 0 FROM pgworkd.workers WHERE id = $1"
     assert await field.db.fetchval(sql, before)
-
-
-async def misses_no_claim(field: Field) -> None:
-    """a claim's answer is lost: what it had claimed is given back, as its lists show that it has not got it"""
-    await field.start()
-    await asyncio.sleep(2)
-    field.proxy.mode = "halfopen"
-    job = await field.insert("add", {"a": 1, "b": 1})
-    await field.ends(job, "running")
-    await asyncio.sleep(0.3)
-    field.proxy.mode = "pass"
-    field.proxy.cut()
-    row = await field.ends(job, within_s=3 * LEASE_S + BEATS_S)
-    assert (row["failures"], row["losses"]) == (0, 0)
-
-
-async def runs_once_at_most(field: Field) -> None:
-    """the gateway is away for longer than a lease: a job that may run only once is not run again"""
-    await field.start()
-    job = await field.tick(120, max_attempts=1)
-    await asyncio.sleep(BEATS_S)
-    field.gateway.kill()
-    await field.quiet(LEASE_S + 2)
-    await asyncio.sleep(LEASE_S / 2)
-    field.gateway.start()
-    row = await field.ends(job, "dead", within_s=5 * LEASE_S)
-    assert row["attempts"] == 1
-    await field.ends(await field.insert("add", {"a": 1, "b": 1}), within_s=30)
-
-
-async def repeats_a_settle(field: Field) -> None:
-    """a settle's answer is lost: it sends the same again, and goes on"""
-    await field.start()
-    job = await field.tick(1)
-    field.proxy.mode = "halfopen"
-    await asyncio.sleep(2)
-    field.proxy.mode = "pass"
-    field.proxy.cut()
-    assert (await field.ends(job))["attempts"] == 1
-    await field.ends(await field.insert("add", {"a": 1, "b": 1}), within_s=30)
 
 
 async def survives_a_cut(field: Field) -> None:
@@ -315,6 +282,8 @@ CHECKS: tuple[Check, ...] = (
     keeps_its_lease,
     keeps_its_lease_when_idle,
     misses_no_claim,
+    acknowledges_what_it_has_read,
+    admits_what_it_has_begun,
     repeats_a_settle,
     survives_a_cut,
     survives_a_gateway,

@@ -154,8 +154,10 @@ class Field:
         await self.until(lambda: worker.poll() is not None, within_s, "the worker exits")
         return int(worker.returncode)
 
-    def close(self) -> str:
-        """Kills what is left of the workers; the end of what they have printed."""
+    def reset(self) -> str:
+        """Lets the network pass, and kills what is left of the workers; the end of what they have printed."""
+        self.proxy.mode = "pass"
+        self.proxy.pass_http()
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)

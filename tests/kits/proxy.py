@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ CHUNK_BYTES = 64 * 1024
 KEEPALIVE_S = 25.0
 """Seconds until a server ends the session of a silently lost client, with pgworkd's keepalives: 10 s + 3 x 5 s."""
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() discards everything and sends RST
+_REQUEST = re.compile(rb"[A-Z]+ /")
 _UNTYPED = {80877103: "ssl", 80877104: "gss", 80877102: "cancel"}  # any other value: the version of a startup
 
 
@@ -76,6 +78,8 @@ class Proxy:
         self._mode: Mode = "pass"
         self._held = anyio.Event()
         """Set when held data may be forwarded."""
+        self._http_may_pass = anyio.Event()
+        self._held_http = self._cut_http = b""
         self._present: list[_Connection] = []
         self._accepted = self._messages = 0
         self._listener = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -108,6 +112,19 @@ class Proxy:
         if mode == "blackhole":
             for connection in self._present:
                 connection.lose_all()
+
+    def hold_answers(self, request: bytes) -> None:
+        """Holds back the answers to HTTP requests that begin so, until `pass_http`."""
+        self._http_may_pass, self._held_http = anyio.Event(), request
+
+    def cut_requests(self, request: bytes) -> None:
+        """Resets connections in the place of HTTP requests that begin so, until `pass_http`."""
+        self._cut_http = request
+
+    def pass_http(self) -> None:
+        """Lets all requests and answers pass, those that were held back first."""
+        self._held_http = self._cut_http = b""
+        self._http_may_pass.set()
 
     @property
     def connections(self) -> int:
@@ -169,10 +186,7 @@ class Proxy:
         source, sink = connection.ends(side)
         try:
             while data := await loop.sock_recv(source, CHUNK_BYTES):
-                if self._mode == "delay":
-                    await anyio.sleep(self.delay_s)
-                if self._mode == "hold":
-                    await self._held.wait()
+                await self._until_it_may_pass(connection, side, data)
                 if self._mode == "halfopen" and side == "server":
                     connection.lost.add(side)
                 if connection.over:
@@ -191,6 +205,18 @@ class Proxy:
         if side == "client" and side in connection.lost:
             await anyio.sleep(KEEPALIVE_S)
             connection.reset()
+
+    async def _until_it_may_pass(self, connection: _Connection, side: Side, data: bytes) -> None:
+        if self._mode == "delay":
+            await anyio.sleep(self.delay_s)
+        if self._mode == "hold":
+            await self._held.wait()
+        if side == "client" and _REQUEST.match(data):
+            connection.waits = bool(self._held_http) and data.startswith(self._held_http)
+            if self._cut_http and data.startswith(self._cut_http):
+                connection.reset()
+        if side == "server" and connection.waits:
+            await self._http_may_pass.wait()
 
     async def _let_pass(self, side: Side, count: int) -> None:
         if self.bytes_per_s == math.inf:
@@ -224,6 +250,8 @@ class _Connection:
         self.parsed = parsed
         self.scope = anyio.CancelScope()
         self.over = False
+        self.waits = False
+        """The answer to its last request is held back."""
         self.lost: set[Side] = set()
         """Sides whose data is dropped for good."""
         self._frames = {"client": _Frames(untyped=True), "server": _Frames(untyped=False)}
