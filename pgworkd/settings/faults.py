@@ -56,10 +56,10 @@ def _is_quoted(value: object) -> bool:
 def _expected(name: str, field: FieldInfo, value: object) -> str:
     if get_origin(field.annotation) is Literal:
         return f"must be one of {', '.join(get_args(field.annotation))}, not {quoted(value)}"
-    if field.annotation not in (int, float, float | None):
+    if field.annotation not in (int, int | None, float, float | None):
         return "must be text"
     low, high = (getattr(bound, key) for key in ("ge", "le") for bound in field.metadata if hasattr(bound, key))
-    whole = "whole " if field.annotation is int else ""
+    whole = "whole " if field.annotation in (int, int | None) else ""
     if is_duration(name):
         return f"must be a number of seconds from {low:g} to {high:g} (or 30s, 10m, 1h), not {quoted(value)}"
     unit = " of days" if name.endswith("_days") else ""

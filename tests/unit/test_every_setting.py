@@ -190,7 +190,8 @@ def test_mail_reads_its_settings_when_it_is_sent(read: set[str], short: None) ->
 
 def _distinct() -> dict[str, Any]:
     """A value for each number that no other has, so that none can stand in for another."""
-    names = [name for name, field in Settings.model_fields.items() if field.annotation in (int, float)]
+    numbers = (int, float, int | None, float | None)
+    names = [name for name, field in Settings.model_fields.items() if field.annotation in numbers]
     values: dict[str, Any] = {name: 41 + number for number, name in enumerate(names)}
     values |= {
         "lease_s": 900,

@@ -11,13 +11,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from pgworkd.engine.counters import OTHER
+from pgworkd.engine.life.daemon import Daemon
 from pgworkd.metrics import samples as samples_module
 from pgworkd.metrics.collector import DaemonCollector
+from pgworkd.metrics.daemon import DaemonSource
 from pgworkd.metrics.endpoint import MetricsPages, readiness
 from pgworkd.metrics.families import FAMILIES
 from pgworkd.metrics.fleet import FleetSource
 from pgworkd.metrics.page import MetricsPage, accepts_openmetrics
 from pgworkd.metrics.samples import BY_NAME, Check, Samples, bounded, counted, dumped, loaded, merged
+from tests.kits.apps import app_of_one
+from tests.kits.commands import NOWHERE
+from tests.kits.daemon import quick_options
 from tests.kits.metrics import (
     COUNTS,
     NO_PROMETHEUS,
@@ -45,6 +50,11 @@ def test_both_formats_are_read_as_the_same_values() -> None:
     assert {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name, _ in read(samples)} >= {
         family.name for family in FAMILIES if family.source == "process"
     }
+
+
+def test_a_daemon_has_a_value_of_each_family_from_its_start() -> None:
+    samples = DaemonSource(Daemon(app_of_one(), quick_options(NOWHERE))).samples()
+    assert samples.keys() == {family.name for family in FAMILIES if family.source == "process"}
 
 
 def test_the_page_has_what_a_collector_of_prometheus_client_has() -> None:
