@@ -177,7 +177,8 @@ tempfile.mkdtemp = tempfile.mkstemp = tempfile.TemporaryDirectory = os.mkdir = o
 def test_no_directory_is_needed(stage: Stage, name: str) -> None:
     """As on a read-only file system without /tmp; with metrics, for which processes report to their parent."""
     (stage.place / "sitecustomize.py").write_text(NOWHERE_TO_WRITE)
-    subject, more = SUBJECTS[name], {"PYTHONPATH": str(stage.place), "PYTHONDONTWRITEBYTECODE": "1"}
+    paths = os.pathsep.join(filter(None, (str(stage.place), os.environ.get("PYTHONPATH"))))
+    subject, more = SUBJECTS[name], {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     if name != "exporter":
         more["PGWORKD_METRICS_LISTEN"] = f"127.0.0.1:{stage.port}"
     program = subject.start(stage, **more)
