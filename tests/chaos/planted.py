@@ -73,7 +73,7 @@ BUGS = (
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND EXISTS (SELECT FROM workers w WHERE w.id = j.worker_id"
         " AND w.lost_at IS NULL)\n" + _OF_COMPLETED,
-        kinds="freeze_long",
+        tests="tests/sql/test_settle.py",
     ),
     sql(
         "a settle ignores the status",
