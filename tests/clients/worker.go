@@ -36,6 +36,7 @@ type told struct {
 	State       string     `json:"state"`
 	Cancel      []string   `json:"cancel"`
 	Gone        []string   `json:"gone"`
+	Listed      bool       `json:"listed"`
 	Assignments []assigned `json:"assignments"`
 }
 
@@ -92,6 +93,9 @@ func (w *worker) call(ctx context.Context, limit time.Duration, method, path str
 		return 0
 	}
 	defer answer.Body.Close()
+	if answer.StatusCode == 401 || answer.StatusCode == 403 {
+		log.Fatal("the token is refused: ", answer.Status)
+	}
 	if into != nil && json.NewDecoder(answer.Body).Decode(into) != nil {
 		return 0
 	}
@@ -159,7 +163,9 @@ func (w *worker) beatForEver() {
 			w.mu.Lock()
 			w.renewedAt = sentAt
 			for _, assignment := range list {
-				delete(w.dropped, assignment)
+				if answer.Listed {
+					delete(w.dropped, assignment)
+				}
 			}
 			w.mu.Unlock()
 			w.obey(answer)
@@ -285,6 +291,12 @@ func (w *worker) leased() bool {
 	return time.Since(w.renewedAt) < w.lease-w.margin
 }
 
+func (w *worker) is(id int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.id == id
+}
+
 func (w *worker) wait(limit time.Duration) {
 	select {
 	case <-w.freed:
@@ -307,13 +319,15 @@ func (w *worker) work() {
 			continue
 		}
 		w.claims++
+		claimer := w.id
 		body := map[string]any{"worker": w.id, "queues": []string{w.queue}, "claim_id": w.claims, "max": free, "wait_s": 20}
 		w.mu.Unlock()
 		var answer told
 		status := w.call(ctx, 40*time.Second, "POST", "/v1/claims", body, &answer)
 		cancel()
 		if status == 200 {
-			if w.leased() { // else they are in no list, and go back
+			// Else they are in no list, and go back; or the worker was presumed dead meanwhile, and others have them.
+			if w.leased() && w.is(claimer) {
 				for _, each := range answer.Assignments {
 					w.start(each)
 				}

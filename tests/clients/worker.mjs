@@ -69,6 +69,7 @@ async function call(method, path, body, limitMs = 10_000, signal) {
     const request = { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal: abort.signal };
     const answer = await fetch(url + path, request);
     const text = await answer.text();
+    if (answer.status === 401 || answer.status === 403) refused(text);
     return { status: answer.status, value: text ? JSON.parse(text) : null };
   } catch {
     return { status: 0, value: null };
@@ -76,6 +77,12 @@ async function call(method, path, body, limitMs = 10_000, signal) {
     limit.removeEventListener("abort", cut);
     signal?.removeEventListener("abort", cut);
   }
+}
+
+/** The token is wrong, or does not allow this: nothing will work. @param {string} text */
+function refused(text) {
+  console.error("the token is refused:", text);
+  process.exit(1);
 }
 
 async function register() {
@@ -114,7 +121,7 @@ async function beatForEver() {
     const { status, value } = await call("POST", `/v1/workers/${worker}/beat`, body, leaseMs / 4);
     if (status === 200) {
       renewedAt = sentAt;
-      for (const assignment of list) dropped.delete(assignment);
+      if (value.listed) for (const assignment of list) dropped.delete(assignment);
       obey(value);
     } else if (status === 410) {
       abandonAll();
@@ -197,10 +204,12 @@ async function work() {
       continue;
     }
     claiming = new AbortController();
+    const claimer = worker;
     const body = { worker, queues: [queue], claim_id: ++claims, max: slots - held.size, wait_s: 20 };
     const { status, value } = await call("POST", "/v1/claims", body, 40_000, claiming.signal);
     if (status === 200) {
-      const leased = performance.now() - renewedAt < leaseMs - marginMs; // else they are in no list, and go back
+      // Else they are in no list, and go back; or the worker was presumed dead meanwhile, and others have them.
+      const leased = worker === claimer && performance.now() - renewedAt < leaseMs - marginMs;
       if (leased) for (const assigned of value.assignments) run(assigned);
       read = claims;
       obey({ ...value, gone: [] });

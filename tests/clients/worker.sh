@@ -22,6 +22,13 @@ call() {
     asking=''
     status=$(cat "$dir/status" 2>/dev/null)
     status=${status:-000}
+    case $status in
+    401 | 403)
+        echo "the token is refused: $status" >&2
+        [ -z "$child" ] || kill -KILL -- "-$child" 2>/dev/null
+        exit 1
+        ;;
+    esac
 }
 
 # now: seconds on a clock that nobody sets.
@@ -53,7 +60,8 @@ beat() {
         '{assignments: [$held, $dropped | select(. != "")], claim_id: (if $claims > 0 then $claims else null end)}')"
     case $status in
     200)
-        renewed=$sent dropped=''
+        renewed=$sent
+        [ "$(jq -r .listed "$dir/answer")" != true ] || dropped=''
         state=$(jq -r .state "$dir/answer")
         if [ -n "$assignment" ]; then
             if jq -e --arg held "$assignment" '.gone | index($held)' "$dir/answer" >/dev/null; then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import asyncpg
 import pytest
 
 from pgworkd.core import events
@@ -157,3 +158,34 @@ async def test_a_row_that_may_not_be_changed_costs_no_lease_and_no_other(dsn: st
         assert (await worker.beat(*got))["gone"] == []
         sql = "SELECT id::text FROM pgworkd.jobs WHERE listed = attempts"
         assert [each[0] for each in await db.fetch(sql)] == [good]
+
+
+async def test_a_lock_on_all_jobs_costs_no_lease_and_hides_nothing_that_has_begun(dsn: str, db: Db) -> None:
+    async with (
+        calling(dsn, workers=True) as call,
+        asyncpg.create_pool(dsn, min_size=1) as pool,
+        pool.acquire() as other,
+    ):
+        (job,) = await insert(db, max_attempts=1)
+        worker, seen = await registered(call), seen_by(call)
+        got = await worker.claim()
+        lease = "SELECT lease_until FROM pgworkd.workers WHERE kind = 'remote'"
+        before = await db.fetchval(lease)
+        async with other.transaction():
+            await other.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
+            assert (await worker.beat(*got))["listed"] is False
+            assert await db.fetchval(lease) > before
+        assert (await worker.beat(*got))["listed"] is True
+        await worker.beat()
+        await seen.wait(events.JOB_DEAD)
+        assert await row(db, job) == ("dead", 1, 0, 1)
+
+
+async def test_a_worker_may_list_as_many_as_it_may_hold(dsn: str) -> None:
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        text = "a1_" + "x" * 120
+        assert len((await worker.beat(*({"assignment": f"{text}{n}"} for n in range(60_000))))["gone"]) == 60_000
+        queues = {f"q{n}": 10_000 for n in range(6)}
+        code, slug, body = await call.problem("POST", "/v1/workers", {"name": "w", "queues": queues, "lease_s": 30})
+        assert (code, slug, body["errors"][0]["pointer"]) == (422, "invalid", "/queues")

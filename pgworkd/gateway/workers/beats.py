@@ -6,7 +6,7 @@ A claim counts as a beat whose answer nobody waits for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -40,6 +40,16 @@ class Report(NamedTuple):
     state: str = "running"
 
 
+class Beaten(NamedTuple):
+    """What became of a beat. `gone`: the jobs of `held` that the worker runs no more.
+
+    `is_listed`: the database knows that all of `held` has begun.
+    """
+
+    gone: set[UUID]
+    is_listed: bool
+
+
 class _Beat:
     """One that waits for its answer."""
 
@@ -47,6 +57,7 @@ class _Beat:
         self.worker, self.report = worker, report
         self.tries = 0
         self.gone: set[UUID] = set()
+        self.is_listed = True
         self.error: PgworkdError | None = None
         self.answered = anyio.Event()
 
@@ -73,16 +84,16 @@ class Beats:
         self._asked_for = anyio.Event()
         self._outage = Outage("beats", events_)
 
-    async def beat(self, worker: RemoteWorker, report: Report) -> set[UUID]:
-        """Renews the lease; returns the jobs of `report.held` that it runs no more.
+    async def beat(self, worker: RemoteWorker, report: Report) -> Beaten:
+        """Renews the lease. Raises WorkerLost, or DatabaseUnavailable when the lease was not renewed.
 
-        Raises WorkerLost, or DatabaseUnavailable when the lease was not renewed.
+        While all jobs are locked nothing is known to be gone, and nothing that is new is listed.
         """
         beat = self._put(worker, report)
         await beat.answered.wait()
         if beat.error is not None:
             raise beat.error
-        return beat.gone
+        return Beaten(beat.gone, beat.is_listed)
 
     def note(self, worker: RemoteWorker) -> None:
         """Renews the lease soon: the worker has called."""
@@ -168,10 +179,8 @@ class Beats:
         held = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.held]
         # Apart, as it reads the jobs: whoever locks their table must not hold up the leases.
         busy = [worker_id for worker_id in asked if any(beat.may_run for beat in batch[worker_id])]
-        news = await self._store.news(busy, list(dict.fromkeys(held))) if busy else News([], [])
+        gone = await self._tell(busy, held, asked)
         await self._note_begun([beat for worker_id in asked for beat in batch[worker_id] if beat.report.held])
-        gone = {(job_id, attempt) for _, job_id, attempt in news.gone}
-        self._workers.apply(news, asked)
         progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]
         if progress:
             attempts, done, messages = zip(*progress, strict=True)
@@ -184,6 +193,18 @@ class Beats:
                 beat.gone = {each.job_id for each in beat.report.held if (each.job_id, each.attempt) in gone}
                 beat.answered.set()
 
+    async def _tell(
+        self, busy: Sequence[int], held: Sequence[Fence], asked: Mapping[int, str | None]
+    ) -> set[tuple[UUID, int]]:
+        """Takes over what these workers are to do; returns what they hold and is not theirs any more."""
+        try:
+            news = await self._store.news(busy, list(dict.fromkeys(held))) if busy else News([], [])
+        except DatabaseBusy as error:  # somebody has locked all jobs: the leases are renewed
+            self._outage.failed(error)
+            return set()
+        self._workers.apply(news, asked)
+        return {(job_id, attempt) for _, job_id, attempt in news.gone}
+
     async def _note_begun(self, beats: Sequence[_Beat]) -> None:
         """What a worker has listed once, in whatever gateway's sight, has begun."""
         held: dict[RemoteWorker, dict[Fence, None]] = {}
@@ -194,11 +215,16 @@ class Beats:
         failed = await self._list_held(new) if new else set()
         for worker, all_ in held.items():
             worker.begun = {each[:2] for each in all_ if each.job_id not in failed}
+        for beat in beats:
+            beat.is_listed = not any(each.job_id in failed for each in beat.report.held)
 
     async def _list_held(self, held: Sequence[Fence]) -> set[UUID]:
         """Returns the jobs that are locked or that something refuses to have changed: the next beat tries again."""
         try:
             return await self._store.list_held(held)
+        except DatabaseBusy as error:  # of all jobs: rows that are locked are skipped
+            self._outage.failed(error)
+            return {each.job_id for each in held}
         except DatabaseError as error:
             if len(held) == 1:
                 self._outage.failed(error)

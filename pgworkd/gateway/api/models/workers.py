@@ -6,21 +6,23 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from pgworkd.core.json_text import JsonText
 from pgworkd.gateway.api.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
 
 QUEUES_MAX, SLOTS_MAX = 100, 10_000
 """Queues of one worker, and its slots for each."""
+ALL_SLOTS_MAX = 50_000
+"""Slots of one worker."""
 KINDS_MAX = 1_000
 """Kinds with max_attempts of their own."""
 CLAIM_MAX = 100
 """Jobs of one claim."""
 SETTLES_MAX = 1_000
 """Settles of one call."""
-LISTED_MAX = 10_000
-"""Assignments in one beat."""
+LISTED_MAX = 100_000
+"""Assignments in one beat: as many as a worker has slots, and those whose settles were not answered."""
 ClaimId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ASSIGNMENT_CHARS_MAX = 200
 LEASE_S_MIN, LEASE_S_MAX = 10, 3600
@@ -48,6 +50,13 @@ class QueuesIn(Model):
     queues: dict[Name, Annotated[int, Field(ge=1, le=SLOTS_MAX)]] = Field(
         min_length=1, max_length=QUEUES_MAX, description="How many jobs of each queue it runs at once, at most"
     )
+
+    @field_validator("queues")
+    @classmethod
+    def _bounded(cls, queues: dict[str, int]) -> dict[str, int]:
+        if (slots := sum(queues.values())) > ALL_SLOTS_MAX:
+            raise ValueError(f"all queues together have {slots:,} slots, and {ALL_SLOTS_MAX:,} are allowed")
+        return queues
 
 
 class WorkerIn(QueuesIn):
@@ -155,7 +164,8 @@ class BeatOut(Answer):
     `state`: quiet, claim nothing more; stop, and end. `cancel`: stop these, then fail or release them. `gone`: of those
     in `assignments` and `progress`; stop these, and do not settle them: they are not yours, or not any more.
     `backoffs`: by queue, as far as this gateway knows it, what operators have set of backoff_s, backoff_factor and
-    backoff_cap_s; for workers that compute delays themselves.
+    backoff_cap_s; for workers that compute delays themselves. `listed`: it is stored that all of `assignments` has
+    begun; false: list what you have stopped again.
     """
 
     lease_s: float
@@ -163,6 +173,7 @@ class BeatOut(Answer):
     backoffs: dict[str, dict[str, float]]
     cancel: list[str]
     gone: list[str]
+    listed: bool
 
 
 class CompleteIn(Model):

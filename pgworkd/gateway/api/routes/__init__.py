@@ -20,5 +20,5 @@ from pgworkd.gateway.api.routes import (
 _AFTER_BULK = (jobs, batches, operate, queues, schedules, fleet, events, endpoints, tokens)
 ROUTERS = (bulk.router, bulk.stream_router, *(module.router for module in _AFTER_BULK))
 """All routers below /v1; those of `service` stand beside."""
-WORKER_ROUTERS = (assignments.router, workers.router, assignments.bulk_router)
+WORKER_ROUTERS = (assignments.router, workers.router, assignments.bulk_router, workers.bulk_router)
 """The routers that remote workers call, also below /v1; the most frequent first."""

@@ -33,13 +33,14 @@ from pgworkd.gateway.api.request.answers import BODY, Json, documented, to_json
 from pgworkd.gateway.api.request.caller import is_gone
 from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.problems import Problem
-from pgworkd.gateway.api.request.route import Route
+from pgworkd.gateway.api.request.route import BulkRoute, Route
 from pgworkd.gateway.api.routes.visible import needed_any
 from pgworkd.gateway.workers.beats import Report
 from pgworkd.gateway.workers.claims import Assigned
 from pgworkd.gateway.workers.workers import RemoteWorker
 
 router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
+bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
 BEATS_PER_LEASE = 3
 PROGRESS_BYTES_MAX = 2000
 Secret = Annotated[
@@ -123,7 +124,7 @@ class _Handover(Json):
             await super().__call__(scope, receive, send)
 
 
-@router.post("/workers/{worker_id}/beat", response_model=BeatOut, responses=documented(*BODY, "worker-lost"))
+@bulk_router.post("/workers/{worker_id}/beat", response_model=BeatOut, responses=documented(*BODY, "worker-lost"))
 async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Secret = "") -> Response:
     """Renew the lease of a worker, which protects all that it runs; and learn what it is to do."""
     needed_any(request, "work")
@@ -137,7 +138,7 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
         if each.assignment in held
     ]
     worker.says(body.state)
-    gone = await remote.beats.beat(worker, Report(list(held.values()), progress, body.state))
+    gone, is_listed = await remote.beats.beat(worker, Report(list(held.values()), progress, body.state))
     if body.assignments is not None and body.claim_id is not None:
         worker.list_held(frozenset(held[text][:2] for text in body.assignments if text in held), body.claim_id)
     state, cancels = worker.tell()
@@ -148,6 +149,7 @@ async def beat(request: Request, worker_id: WorkerPath, body: BeatIn, secret: Se
             "backoffs": remote.backoffs(worker),
             "cancel": _texts(worker, cancels),
             "gone": [text for text in named if text not in held or held[text].job_id in gone],
+            "listed": is_listed,
         }
     )
 
