@@ -161,4 +161,25 @@ BUGS = (
         "worker, error, true FROM pgworkd.fail_overdue($2, $3) WHERE false",
         tests="tests/engine/test_remote_attempts.py",
     ),
+    python(
+        "an answer that comes after the registration was lost is run",
+        "engine/claim/pool",
+        "        if not self._worker.may_claim or worker_id is not self._worker.worker_id:\n",
+        "        if not self._worker.may_claim:\n",
+        tests="tests/http/test_remote_claims.py",
+    ),
+    python(
+        "a lock on all jobs costs remote workers their lease",
+        "gateway/workers/beats",
+        "        except DatabaseBusy as error:  # somebody has locked all jobs: the leases are renewed\n",
+        "        except ZeroDivisionError as error:\n",
+        tests="tests/http/test_worker_lists.py",
+    ),
+    python(
+        "what could not be listed counts as listed",
+        "gateway/workers/beats",
+        "            beat.is_listed = not any(each.job_id in failed for each in beat.report.held)\n",
+        "            beat.is_listed = True\n",
+        tests="tests/http/test_worker_lists.py",
+    ),
 )

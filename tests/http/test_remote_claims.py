@@ -73,3 +73,30 @@ async def test_a_claim_whose_answer_is_lost_gives_its_jobs_back(
 
     assert await ran(dsn, db, monkeypatch, hears) == [2], "it had not begun"
     assert lost == [1]
+
+
+async def test_an_answer_that_comes_after_the_daemon_was_presumed_dead_is_not_run(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has the job by then."""
+    app, attempts, late = App(), list[int](), list[int]()
+    call = GatewayClient.call
+
+    async def called(self: GatewayClient, method: str, path: str, *args: Any, **more: Any) -> Any:
+        answer = await call(self, method, path, *args, **more)
+        if path == "/v1/claims" and answer["assignments"] and not late:
+            late.append(answer["assignments"][0]["job"]["attempt"])
+            await db.execute("UPDATE pgworkd.workers SET lost_at = pgworkd.clock() WHERE kind = 'remote'")
+            await seen.wait(events.LEASE_RENEWED)
+            await until(lambda: db.fetchval("SELECT status = 'failed' FROM pgworkd.jobs"))
+        return answer
+
+    @app.handler("q")
+    async def handle(job: Job) -> None:
+        attempts.append(job.attempt)
+
+    monkeypatch.setattr(GatewayClient, "call", called)
+    async with running(app, dsn, heartbeat_s=0.2) as (_, seen):
+        await insert(db, "q")
+        await seen.wait(events.JOB_COMPLETED)
+    assert (late, attempts) == ([1], [2])

@@ -201,8 +201,8 @@ class Pool(ClaimLoop):
         if not executor.waiting:
             self._begun, self._begun_at = executor.begun, anyio.current_time()
         executor.submit(self._in_flight.add([Attempt(row, self.queue, worker_id) for row in claimed]))
-        if not self._worker.may_claim:
-            # The daemon began to stop, or was fenced, while the claim was under way.
+        if not self._worker.may_claim or worker_id is not self._worker.worker_id:
+            # The daemon began to stop, was fenced, or was presumed dead, while the claim was under way.
             self.release_unstarted(Reason.SHUTDOWN if self._worker.stopping else Reason.FENCE)
         elif self.closed:
             self.release_unstarted(Reason.ELSEWHERE)
