@@ -32,7 +32,7 @@ Told = Literal["done", "not done", "unknown"]
 
 STUCK_S = 8.0
 """Time limit of an attempt, and of its continuation."""
-CUTS_MAX = 500
+CUTS_MAX = 1000
 
 
 class Cutter:
