@@ -55,7 +55,7 @@ class QueuesIn(Model):
     @classmethod
     def _bounded(cls, queues: dict[str, int]) -> dict[str, int]:
         if (slots := sum(queues.values())) > ALL_SLOTS_MAX:
-            raise ValueError(f"all queues together have {slots:,} slots, and {ALL_SLOTS_MAX:,} are allowed")
+            raise ValueError(f"the slots of all queues together are {slots:,}, and {ALL_SLOTS_MAX:,} are allowed")
         return queues
 
 
