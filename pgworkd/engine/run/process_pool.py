@@ -23,6 +23,8 @@ from pgworkd.engine.run.process_child import LENGTH, ChildAnswer, ProgressReport
 
 IDLE_S_MAX = 300.0
 """A process that was idle for longer than this is ended at the next call."""
+EXIT_S = 1.0
+"""Idle processes that are no longer needed have this long to write what their handlers have left, and end."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 _START = """
 import os, sys
@@ -89,6 +91,10 @@ class _HandlerProcess:
             return f"the process that ran the handler was killed by {name}"
         return "the process that ran the handler closed its pipe"
 
+    async def ask_to_end(self) -> None:
+        """Tells the process that no request will come: it writes what handlers have left to write, and ends."""
+        await self._requests.aclose()
+
     async def kill(self) -> None:
         """Kills the process, and waits for its end."""
         with anyio.CancelScope(shield=True):
@@ -142,6 +148,11 @@ class Processes:
         now = anyio.current_time()
         old = [child for child in self._idle if now - child.idle_since >= older_than_s]
         self._idle = [child for child in self._idle if now - child.idle_since < older_than_s]
+        with anyio.move_on_after(EXIT_S, shield=True):
+            for child in old:
+                await child.ask_to_end()
+            for child in old:
+                await child.process.wait()
         for child in old:
             await child.kill()
 
