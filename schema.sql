@@ -193,11 +193,22 @@ CREATE TABLE IF NOT EXISTS schedules (
     CONSTRAINT timezone_is_for_cron_only CHECK (every_s IS NULL OR timezone = 'UTC')
 );
 
--- Live work. Columns in the order of their width; see `all_jobs` for the order people read.
+-- Live work. What each job has comes first: Postgres walks to what follows a NULL. See `all_jobs`.
 CREATE TABLE IF NOT EXISTS jobs (
     id           uuid DEFAULT new_id() PRIMARY KEY WITH (fillfactor = 50),  -- see below
     run_at       instant NOT NULL DEFAULT clock(),  -- due from then on
     created_at   instant NOT NULL DEFAULT clock(),
+    status       job_status NOT NULL DEFAULT 'pending',
+    priority     integer NOT NULL DEFAULT 0,  -- higher first
+    attempts     integer NOT NULL DEFAULT 0,  -- claims so far; with id, the fence
+    failures     integer NOT NULL DEFAULT 0,  -- counted against max_attempts
+    losses       integer NOT NULL DEFAULT 0,  -- attempts that ended with their worker
+    waiting_on   integer NOT NULL DEFAULT 0,  -- how many jobs it depends on are not completed
+    begun        integer NOT NULL DEFAULT 0,  -- with expires_at: the first attempt to begin
+    yields       boolean NOT NULL DEFAULT false,  -- while its retry waits, others may pass
+    queue        name_text NOT NULL,
+    payload      payload_object NOT NULL DEFAULT '{}',
+    errors       error_list NOT NULL DEFAULT '[]',  -- the last 20 failures
     started_at   instant,            -- when the last attempt was claimed; the handler starts later
     failed_at    instant,
     expires_at   instant,            -- not begun by then: expired
@@ -208,28 +219,17 @@ CREATE TABLE IF NOT EXISTS jobs (
     promoted     timestamptz,        -- when its serialize_key became free: see pick()
     assignment_id uuid,              -- of an attempt with a lease of its own
     batch_id     uuid,               -- no foreign key: it would cost every insert; see jobs_batched
-    status       job_status NOT NULL DEFAULT 'pending',
-    priority     integer NOT NULL DEFAULT 0,  -- higher first
-    attempts     integer NOT NULL DEFAULT 0,  -- claims so far; with id, the fence
-    failures     integer NOT NULL DEFAULT 0,  -- counted against max_attempts
-    losses       integer NOT NULL DEFAULT 0,  -- attempts that ended with their worker
     max_attempts attempts_limit,     -- NULL: 3, or as the handler says at the first claim
     worker_id    integer,
-    waiting_on   integer NOT NULL DEFAULT 0,  -- how many jobs it depends on are not completed
     timeout_s    period_s,           -- NULL: as the handler says
     lease_s      period_s,           -- how long lease_until lasts; NULL: leased with its worker
-    queue        name_text NOT NULL,
     kind         name_text,          -- NULL: the queue's own handler
-    payload      payload_object NOT NULL DEFAULT '{}',
     meta         payload_object,     -- trace context, tags; passed through
     error        text,               -- of the last failure, one line
-    errors       error_list NOT NULL DEFAULT '[]',  -- the last 20 failures
     dedupe_key   key_text,           -- at most one live job of the queue has it
     serialize_key key_text,          -- one at a time, in the order in which they are due
     limit_key    key_text,           -- what the queue's limits per key and turns count by
-    yields       boolean NOT NULL DEFAULT false,  -- while its retry waits, others may pass
     counted      boolean,            -- add_jobs() has counted it into its batch; not for enqueuers
-    begun        integer NOT NULL DEFAULT 0,  -- with expires_at: the first attempt to begin
     schedule     name_text, claim_id integer, listed integer,  -- of remote workers: list_held()
     -- A `completed` row is no job: it keeps the dedupe_key of one that ended, whatever its outcome.
     CONSTRAINT status_must_be_one_of_a_live_job

@@ -63,6 +63,7 @@ DECLARE
     v_wake      text[];
     v_kept_keys jsonb;
     v_batched   ended_job[];
+    v_now       timestamptz := clock();          -- not anew for each row
 BEGIN
     WITH done AS (
         DELETE FROM jobs j
@@ -72,7 +73,11 @@ BEGIN
           AND j.worker_id IS NOT NULL
           AND (p_worker IS NULL OR j.worker_id = p_worker
                AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
-        RETURNING j.*, s.result, s.began_ago_s
+        -- what follows reads, and no more: each column is formed twice for each row
+        RETURNING j.id, j.run_at, j.created_at, j.started_at, j.failed_at, j.occurrence, j.batch_id,
+                  j.priority, j.attempts, j.failures, j.max_attempts, j.worker_id, j.queue, j.kind,
+                  j.payload, j.meta, j.error, j.errors, j.dedupe_key, j.dedupe_until,
+                  j.serialize_key, j.limit_key, j.schedule, j.expires_at, s.result, s.began_ago_s
     ), settings AS MATERIALIZED (  -- of their queues, of which there may be thousands
         SELECT q.name::text, q.keep_s, q.limited FROM queues q
         WHERE q.name = ANY (ARRAY(SELECT DISTINCT d.queue::text FROM done d))
@@ -82,14 +87,14 @@ BEGIN
                                    max_attempts, worker_id, queue, kind, payload, result, meta,
                                    error, errors, dedupe_key, serialize_key, limit_key, schedule,
                                    keep_until, expires_at, began_at)
-        SELECT d.id, clock(), d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence,
+        SELECT d.id, v_now, d.run_at, d.created_at, d.started_at, d.failed_at, d.occurrence,
                d.batch_id, 'completed', d.priority, d.attempts, d.failures, d.max_attempts,
                d.worker_id, d.queue, d.kind, d.payload, d.result::jsonb, d.meta, d.error, d.errors,
                d.dedupe_key, d.serialize_key, d.limit_key, d.schedule,
             CASE WHEN (SELECT bool_or(q.keep_s > 0) FROM settings q)
-                 THEN (SELECT clock() + make_interval(secs => q.keep_s) FROM settings q
+                 THEN (SELECT v_now + make_interval(secs => q.keep_s) FROM settings q
                        WHERE q.name = d.queue) END, d.expires_at,
-            clock() - make_interval(secs => d.began_ago_s)
+            v_now - make_interval(secs => d.began_ago_s)
         FROM done d WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM settings q WHERE q.keep_s = 0))
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),

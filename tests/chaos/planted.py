@@ -43,7 +43,7 @@ _OF_THE_WORKER = (
     "          AND (p_worker IS NULL OR j.worker_id = p_worker"
     " AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))\n"
 )
-_OF_COMPLETED = "        RETURNING j.*, s.result"
+_OF_COMPLETED = "        -- what follows reads"
 BUGS = (
     *ADDRESSES,
     *SIZES,
