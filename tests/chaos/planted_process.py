@@ -301,6 +301,20 @@ BUGS = (
         tests="tests/unit/test_cpus.py",
     ),
     python(
+        "idle handler processes are killed before they can write what is left",
+        "engine/run/process_pool",
+        "        with anyio.move_on_after(EXIT_S, shield=True):\n",
+        "        with anyio.move_on_after(0, shield=True):\n",
+        tests="tests/engine/test_process_ends.py",
+    ),
+    python(
+        "handler processes that nobody needs stay until the stop",
+        "engine/life/daemon",
+        "                tasks.start_soon(self._runner.processes.tend)\n",
+        "",
+        tests="tests/engine/test_process_ends.py",
+    ),
+    python(
         "a module beside the app takes the place of one of the standard library",
         "engine/run/process_pool",
         "sys.path += [each for each in sys.argv[2].split(os.pathsep) if each not in sys.path]\n",

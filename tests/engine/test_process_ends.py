@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
@@ -15,6 +16,7 @@ import asyncpg
 import pytest
 
 from pgworkd import App
+from pgworkd.engine.run import process_pool
 from tests.kits.daemon import insert, running, until, waits_for_status
 
 pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
@@ -43,6 +45,17 @@ def fork_and_answer(payload: dict[str, Any]) -> str:
     return "answered"
 
 
+def say_at_exit(payload: dict[str, Any]) -> None:
+    """What a library that writes in the background does: its last word comes a moment after the process is to end."""
+
+    def say() -> None:
+        time.sleep(payload["after_s"])
+        Path(payload["path"]).write_text("the end", encoding="ascii")
+
+    Path(payload["pid"]).write_text(str(os.getpid()), encoding="ascii")
+    atexit.register(say)
+
+
 @pytest.mark.parametrize("in_c", [False, True])
 @pytest.mark.parametrize("handle", [fork_and_die, fork_and_answer])
 async def test_a_child_that_exits_is_noticed_while_its_own_fork_lives(
@@ -61,3 +74,32 @@ async def test_a_child_that_exits_is_noticed_while_its_own_fork_lives(
     if handle is fork_and_die:
         error = await db.fetchval("SELECT error FROM pgworkd.jobs")
         assert error == "ChildDied: the process that ran the handler ended with exit code 3"
+
+
+async def test_an_idle_process_says_its_last_word_at_a_stop(
+    dsn: str, db: asyncpg.Connection[Any], tmp_path: Path
+) -> None:
+    app, said = App(), tmp_path / "said"
+    app.handler("q", run_in="process")(say_at_exit)
+    async with running(app, dsn):
+        payload = {"path": str(said), "pid": str(tmp_path / "pid"), "after_s": 0.2}
+        await until(waits_for_status(db, await insert(db, "q", json.dumps(payload)), "completed"))
+        assert not said.exists()
+    assert said.read_text(encoding="ascii") == "the end"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 60.0])
+async def test_a_process_that_was_idle_for_too_long_ends_while_the_daemon_works(
+    dsn: str, db: asyncpg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    monkeypatch.setattr(process_pool, "IDLE_S_MAX", 0.3)
+    app, said, pid = App(), tmp_path / "said", tmp_path / "pid"
+    app.handler("q", run_in="process")(say_at_exit)
+    payload = json.dumps({"path": str(said), "pid": str(pid), "after_s": after_s})
+    async with running(app, dsn):
+        await until(waits_for_status(db, await insert(db, "q", payload), "completed"))
+        first = int(pid.read_text(encoding="ascii"))
+        await until(lambda: not Path(f"/proc/{first}").exists())
+        assert said.exists() == (after_s == 0.0)  # what hangs is killed
+        await until(waits_for_status(db, await insert(db, "q", payload), "completed"))
+        assert int(pid.read_text(encoding="ascii")) != first

@@ -244,6 +244,7 @@ class Daemon:
         try:
             async with self._runner.processes, anyio.create_task_group() as tasks:
                 tasks.start_soon(self.loop_watch.run)
+                tasks.start_soon(self._runner.processes.tend)
                 for part in self._parts:
                     tasks.start_soon(part.run, self, name=type(part).__name__)
                 try:

@@ -22,7 +22,7 @@ from pgworkd.engine.run import liveness_pipe
 from pgworkd.engine.run.process_child import LENGTH, ChildAnswer, ProgressReport, Request
 
 IDLE_S_MAX = 300.0
-"""A process that was idle for longer than this is ended at the next call."""
+"""A process that was idle for longer than this is ended, within a tenth of it."""
 EXIT_S = 1.0
 """Idle processes that are no longer needed have this long to write what their handlers have left, and end."""
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
@@ -127,7 +127,6 @@ class Processes:
     async def _take(self) -> _HandlerProcess:
         while self._idle:
             child = self._idle.pop()  # the one used last, so that the others may time out
-            await self._end_idle(older_than_s=IDLE_S_MAX)
             if child.process.returncode is None:
                 return child
             await child.kill()
@@ -143,6 +142,12 @@ class Processes:
                 **more,
             )
         return _HandlerProcess(process)
+
+    async def tend(self) -> None:
+        """Ends processes that have been idle for too long, beside the calls. Does not return."""
+        while True:
+            await anyio.sleep(IDLE_S_MAX / 10)
+            await self._end_idle(older_than_s=IDLE_S_MAX)
 
     async def _end_idle(self, older_than_s: float) -> None:
         now = anyio.current_time()
