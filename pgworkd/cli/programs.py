@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -83,5 +84,8 @@ def _remote(settings: Settings) -> Callable[..., Daemon]:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[remote]'") from None
     if settings.lease_s < LEASE_S_MIN:
         raise UsageError(f"lease_s ({settings.origin('lease_s')}): with remote, {LEASE_S_MIN:g} or more")
+    requests_log = logging.getLogger("httpx")  # one record for each claim, settle and beat
+    if requests_log.level == logging.NOTSET:  # not set by the app
+        requests_log.setLevel(logging.WARNING)
     gateway = GatewayAddress(settings.remote or "", settings.token_required(), settings.command_timeout_s)
     return functools.partial(RemoteDaemon, gateway=gateway)

@@ -34,7 +34,7 @@ class Job:
     queue: str
     kind: str
     attempt: int
-    """1 at the first run; (id, attempt) never repeats."""
+    """Counts claims, also those after which the job was given back before it began; (id, attempt) never repeats."""
     failures: int
     """Failures before this attempt."""
     max_attempts: int

@@ -83,14 +83,23 @@ def line_writer() -> Callable[[str], object] | None:
     """A function that writes one log line to standard error, for a third of its text stream's cost, or None."""
     if "stderr" not in _sinks:
         return None
-    write, encoding = _sinks["stderr"].write, _streams["stderr"].encoding
+    write, encoding = _sinks["stderr"].add, _streams["stderr"].encoding
     return lambda line: write(f"{line}\n".encode(encoding, "backslashreplace"))
+
+
+def end_lines() -> None:
+    """Ends lines that were begun, so that what comes next, from here or another process, has lines of its own."""
+    for name, stream in _streams.items():
+        with contextlib.suppress(Exception):  # the application may have closed it
+            stream.flush()
+        _sinks[name].release(b"\n")
 
 
 def drain(limit_s: float = LAST_S) -> None:
     """Waits until what was written has reached the descriptors; at most this long, and not where writing fails."""
     until = time.monotonic() + limit_s
     for sink in _sinks.values():
+        sink.release()
         sink.drain(until)
 
 
@@ -103,7 +112,7 @@ def write_directly(patience_s: float) -> None:
 def say(text: str) -> None:
     """Writes to standard error, whatever becomes of it; where it is not one of `install`, waits for LAST_S at most."""
     if "stderr" in _sinks:
-        _sinks["stderr"].write(text.encode(errors="backslashreplace"))
+        _sinks["stderr"].add(text.encode(errors="backslashreplace"))
         return
     with contextlib.suppress(OSError):
         if _is_writable(2, LAST_S):
@@ -138,7 +147,9 @@ class _Sink(io.RawIOBase):
         self._fd = os.dup(self._number)  # the application may close its own, whose number is used again then
         forks.keep_private(self._fd)
         file = os.fstat(self._fd)
-        self._is_shared = stat.S_IFMT(file.st_mode) in (stat.S_IFIFO, stat.S_IFSOCK) or os.isatty(self._fd)
+        self._is_terminal = os.isatty(self._fd)
+        self._is_shared = stat.S_IFMT(file.st_mode) in (stat.S_IFIFO, stat.S_IFSOCK) or self._is_terminal
+        self._begun = bytearray()  # a line without its end: the log and other processes write lines beside it
         self._pieces: list[bytes] = []
         self._size = 0  # of all pieces, in bytes
         self._dropped = 0  # lines
@@ -170,24 +181,47 @@ class _Sink(io.RawIOBase):
         """Does nothing: the log goes here, too."""
 
     def write(self, data: Any) -> int:
-        """Takes a piece, or drops it; returns at once."""
+        """Takes what was printed, and for any but a terminal keeps the last line until it ends; returns at once."""
         piece = bytes(data)
+        if self._is_terminal or self._patience_s is not None:
+            self.add(piece)
+            return len(piece)
+        with self._lock:
+            self._begun += piece
+            end = self._begun.rfind(b"\n", -len(piece) or None) + 1
+            if len(self._begun) > BUFFER_BYTES:
+                end = len(self._begun)
+            whole = bytes(self._begun[:end])
+            del self._begun[:end]
+        if whole:
+            self.add(whole)
+        return len(piece)
+
+    def release(self, end: bytes = b"") -> None:
+        """Takes the line that was begun, with this end."""
+        with self._lock:
+            begun = bytes(self._begun)
+            self._begun.clear()
+        if begun:
+            self.add(begun + end)
+
+    def add(self, piece: bytes) -> None:
+        """Takes a piece, or drops it; returns at once."""
         if self._patience_s is not None:
             self._write_now(piece, self._patience_s)
-            return len(piece)
+            return
         with self._lock:
             if self._size + len(piece) > BUFFER_BYTES and self._size:
                 self._dropped += max(1, piece.count(b"\n"))
-                return len(piece)
+                return
             self._pieces.append(piece)
             self._size += len(piece)
             if self._awake:
-                return len(piece)
+                return
             self._awake = True
         self._filled.set()
         if self._thread is None:
             self._start()
-        return len(piece)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=f"pgworkd {self.name}", daemon=True)
@@ -201,7 +235,7 @@ class _Sink(io.RawIOBase):
     def begin_anew(self) -> None:
         """Empties the buffer in a forked child: its parent writes that; the child may have redirected its streams."""
         self._lock, self._fd, self._pieces, self._size, self._dropped = threading.RLock(), self._number, [], 0, 0
-        self._writing = threading.Lock()
+        self._writing, self._begun = threading.Lock(), bytearray()
         self.write_directly(LAST_S)
 
     def write_directly(self, patience_s: float) -> None:
@@ -212,7 +246,8 @@ class _Sink(io.RawIOBase):
             return  # the thread waits for the reader, with what came before
         try:
             with self._lock:
-                left, self._pieces = self._pieces, []
+                left, self._pieces = [*self._pieces, bytes(self._begun)], []
+                self._begun.clear()
             for piece in left:
                 self._write_now(piece, self._patience_s)
         finally:

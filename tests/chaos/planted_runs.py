@@ -110,4 +110,25 @@ BUGS = (
         "            if not slice_ends and not waiting:\n",
         tests="tests/engine/test_lease_frozen.py",
     ),
+    python(
+        "a line that a handler has begun is continued by the log",
+        "process/output",
+        "        if self._is_terminal or self._patience_s is not None:\n            self.add(piece)\n",
+        "        if piece:\n            self.add(piece)\n",
+        tests="tests/unit/test_output_streams.py",
+    ),
+    python(
+        "a line that a job in a process has begun is ended by the next one",
+        "engine/run/process_child",
+        "        output.end_lines()\n",
+        "",
+        tests="tests/engine/test_process_ends.py",
+    ),
+    python(
+        "the log of a remote daemon tells each request",
+        "cli/programs",
+        "        requests_log.setLevel(logging.WARNING)\n",
+        "        requests_log.setLevel(logging.INFO)\n",
+        tests="tests/http/test_remote_daemon_start.py",
+    ),
 )

@@ -103,3 +103,26 @@ async def test_a_process_that_was_idle_for_too_long_ends_while_the_daemon_works(
         assert said.exists() == (after_s == 0.0)  # what hangs is killed
         await until(waits_for_status(db, await insert(db, "q", payload), "completed"))
         assert int(pid.read_text(encoding="ascii")) != first
+
+
+def print_without_end(payload: dict[str, Any]) -> None:
+    print(payload["text"], end="")  # noqa: T201
+
+
+async def test_what_a_job_printed_last_is_a_line_before_the_job_ends(
+    dsn: str, db: asyncpg.Connection[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    app, printed = App(), ""
+    app.handler("q", run_in="process", concurrency=1)(print_without_end)
+
+    def read() -> str:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return printed
+
+    async with running(app, dsn):
+        for text in ("one", "two"):
+            job_id = await insert(db, "q", json.dumps({"text": text}))
+            await until(waits_for_status(db, job_id, "completed"))
+            await until(lambda text=text: f"{text}\n" in read())
+    assert printed.count("one\ntwo\n") == 1

@@ -13,11 +13,14 @@ from pgworkd.core import events
 from pgworkd.errors import UsageError
 from pgworkd.remote.client import GatewayAddress
 from pgworkd.remote.daemon import RemoteDaemon
-from tests.kits.daemon import Recorder, quick_options, running
+from tests.kits.commands import Start, start
+from tests.kits.daemon import Recorder, insert, quick_options, running, until, waits_for_status
 from tests.kits.gateway import served, token
 from tests.kits.remote_daemon import remote_daemons
 
 pytestmark = pytest.mark.slow("commands and daemons in processes of their own")
+
+__all__ = ["start"]  # a fixture
 
 
 def test_an_app_with_alerts_is_refused(dsn: str) -> None:
@@ -102,3 +105,16 @@ async def test_a_schedule_is_stored_as_a_daemon_with_a_database_stores_it(
     async with remote_daemons(dsn, monkeypatch), running(app, dsn):
         assert await db.fetch(sql) == wanted
     assert len(wanted) == 2
+
+
+async def test_the_log_tells_what_happened_and_not_each_request(
+    dsn: str, db: asyncpg.Connection[Any], start: Start
+) -> None:
+    secret = await token(dsn, {"work": None})
+    with served(dsn) as (_, url):
+        command = start("run", "--app", "notes:app", "--log-format", "json", PGWORKD_REMOTE=url, PGWORKD_TOKEN=secret)
+        await until(waits_for_status(db, await insert(db, "mail"), "completed"))
+        command.stop()
+        assert command.ends() == 0
+    assert command.event("job.completed")
+    assert [line for line in command.lines if '"event": "logged"' in line] == []

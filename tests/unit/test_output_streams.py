@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 
 import pytest
 
-from .test_output import program, small_pipe
+from pgworkd.process import output
+
+from .test_output import all_of, program, small_pipe
 
 LEFT = {
     "a full disk": " = open('/dev/full', 'w'); sys.{name}.write('lost')",
@@ -46,3 +49,52 @@ output.drain(30)
             time.sleep(0.0005)
     assert process.wait() == 0
     assert sorted(received.splitlines()) == [b"a" * 9999] * 90 + [b"b" * 99] * 90
+
+
+def test_a_line_that_was_begun_is_in_the_middle_of_no_other() -> None:
+    read, write = os.pipe()
+    text = """
+log = output.line_writer()
+sys.stderr.write("\\rhalf")
+sys.stderr.flush()
+log("event 1")
+print(" and whole", file=sys.stderr)
+print("not ended", end="", file=sys.stderr, flush=True)
+log("event 2")
+output.end_lines()
+log("event 3")
+for _ in range(3):
+    print("." * 1000, end="", file=sys.stderr, flush=True)
+output.say("event 4\\n")
+print("left", end="", file=sys.stderr)
+"""
+    process = program(text, stderr=write)
+    os.close(write)
+    lines = all_of(read).decode().split("\n")
+    assert process.wait() == 0
+    assert lines == ["event 1", "\rhalf and whole", "event 2", "not ended", "event 3", "event 4", "." * 3000 + "left"]
+
+
+def test_what_never_ends_a_line_takes_no_more_memory_than_the_buffer() -> None:
+    read, write = os.pipe()
+    text = """
+for _ in range(3 * output.BUFFER_BYTES // 10_000):
+    print("." * 10_000, end="", flush=True)
+    if len(output._sinks["stdout"]._begun) > output.BUFFER_BYTES:
+        os._exit(3)
+    output._sinks["stdout"].drain(time.monotonic() + 10)
+"""
+    process = program(text, stdout=write)
+    os.close(write)
+    assert all_of(read) == b"." * (3 * output.BUFFER_BYTES // 10_000 * 10_000)
+    assert process.wait() == 0
+
+
+def test_a_terminal_shows_what_is_printed_at_once() -> None:
+    master, slave = os.openpty()
+    process = program('print("50 %", end="", flush=True)\nsys.stdin.read()\n', stdin=subprocess.PIPE, stdout=slave)
+    os.close(slave)
+    assert os.read(master, 100) == b"50 %"
+    process.communicate()
+    assert process.wait() == 0
+    os.close(master)

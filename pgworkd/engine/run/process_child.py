@@ -183,7 +183,9 @@ def main() -> None:
         pipe.begin()
         request = Request(*pickle.loads(frame))  # noqa: S301 # nosec B301 # from our own parent
         running.fields, running.trace, running.attempt = request.job_fields, request.trace, running
-        pipe.answer(call(request, pipe.note, loaded))
+        answer = call(request, pipe.note, loaded)
+        output.end_lines()
+        pipe.answer(answer)
         running.attempt = None
 
 
