@@ -66,7 +66,7 @@ BUGS = (
         "no fence",
         _FENCE + _OF_THE_WORKER + _OF_COMPLETED,
         "WHERE j.id = ANY (p_ids) AND j.id = s.id AND j.worker_id IS NOT NULL\n" + _OF_COMPLETED,
-        kinds="freeze_long",
+        tests="tests/sql/test_settle.py",
     ),
     sql(
         "the fence accepts any worker with a lease",

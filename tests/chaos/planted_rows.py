@@ -179,4 +179,16 @@ BUGS = (
         "        elif False:\n",
         tests="tests/unit/test_schedule.py tests/unit/test_cron_dialects.py",
     ),
+    sql(
+        "an insert with a key reads a table whole that was empty when the session began",
+        "('by_index', 'enable_seqscan=off')",
+        "('by_index', 'jit=off')",
+        tests="tests/sql/test_table_scans.py",
+    ),
+    sql(
+        "wanted() reads a table whole that was empty when the session began",
+        "('by_index_no_jit_once', 'enable_seqscan=off jit=off",
+        "('by_index_no_jit_once', 'jit=off",
+        tests="tests/sql/test_table_scans.py",
+    ),
 )
