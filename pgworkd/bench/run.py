@@ -109,6 +109,9 @@ class BenchRun:
                 except PgworkdError as error:
                     self._problem = self._problem or error
                 tasks.cancel_scope.cancel()
+        if self._is_stopped:  # another signal would only change the exit code
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         with anyio.CancelScope(shield=True):
             await self._control.close()
         if self._problem is not None:
