@@ -58,40 +58,39 @@ BEGIN
                 lock_queue made_at new_id no_wait notify_pools rule_of waits_keyed waits_plain
                 waits_suspect'),
             ('plain', '
-                abandon add_jobs add_occurrences adopt all_done append_minutes apply_frees
-                archive_dead ask_worker batch_created batch_moved batch_tree belong cancel
-                cancel_dependents cancel_these carefully check_callback check_settled count_down
-                complete_own count_deaths count_these declare_alerts declare_rules
-                declare_schedules declarer deferred dependencies_added differing
-                disable_endpoint discard done_of drop_pool edit enable_endpoint enable_schedule
-                ensure_schedules error_group error_message expire expire_jobs expire_these
-                fail_schedule first_run_at follow forget_audit forget_batches forget_deaths
-                forget_kept forget_progress forget_tokens forget_undated forget_workers
-                free_these give_back had_time heartbeat hold_queues in_parts is_origin
-                job_added jobs_inserted keep_keys key_allowance key_has_room keyed_behind
-                kinds_elsewhere known_pools live_gateways lock_queues lock_trees_of make_alert
-                mend_sequences missed_since mute_errors next_priority note_deaths note_endpoint
-                of_key overdue_jobs park pause_endpoint percentile places_after presume_dead
-                promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
-                queues_audit queues_changed raise_kept rate_allowance rates_follow refuse
-                refuse_claims register remove_endpoint remove_schedule report_refused rescue
-                rescue_jobs restore_occurrences restore_these retire_schedules retry
-                retry_delay_s roll_up run_schedule schedule_changed schedule_ended
-                schedules_audit schedules_notify server_id set_endpoint set_no_wait set_pool
-                set_queue sign_off spend spent_until standing_worker starts sum_minutes
-                take_back thin_samples try_to_claim wake who worker_ended'),
+                add_jobs adopt all_done append_minutes apply_frees archive_dead ask_worker
+                batch_created batch_moved belong cancel_dependents cancel_these carefully
+                check_callback check_settled count_down complete_own count_deaths count_these
+                declare_alerts declare_rules declare_schedules declarer deferred
+                dependencies_added differing disable_endpoint done_of drop_pool enable_endpoint
+                enable_schedule error_group error_message expire expire_these fail_schedule
+                first_run_at follow forget_audit forget_batches forget_deaths forget_kept
+                forget_progress forget_tokens forget_undated forget_workers free_these give_back
+                had_time heartbeat hold_queues in_parts is_origin job_added jobs_inserted
+                keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere known_pools
+                live_gateways lock_queues lock_trees_of make_alert mend_sequences missed_since
+                mute_errors next_priority note_deaths note_endpoint of_key overdue_jobs park
+                pause_endpoint percentile places_after presume_dead promote_lines promote_these
+                put_off put_schedule queue_dated queue_rerouted queues_audit queues_changed
+                raise_kept rate_allowance rates_follow refuse refuse_claims remove_endpoint
+                remove_schedule report_refused rescue rescue_jobs restore_these retire_schedules
+                retry_delay_s roll_up schedules_audit schedules_notify server_id set_endpoint
+                set_no_wait set_pool set_queue spend spent_until standing_worker starts
+                sum_minutes thin_samples try_to_claim wake who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies throughput'),
             ('single', '
                 sample_queues'),
             ('by_index', '
-                additions_checked batch_sealed cancel_batch create_batch delete_batch enqueue
-                enqueue_once enter_batch free_batch_key free_key free_keys jobs_key_wanted move
-                reopened seal_batch stream_created unblock unblock_lines undepend'),
+                abandon add_occurrences additions_checked batch_sealed cancel cancel_batch
+                create_batch delete_batch discard edit enqueue enqueue_once enter_batch
+                expire_jobs free_batch_key free_key free_keys jobs_key_wanted move register
+                reopened restore_occurrences retry run_schedule schedule_changed schedule_ended
+                seal_batch sign_off stream_created take_back unblock unblock_lines undepend'),
             ('by_order', '
                 allowance'),
             ('by_index_no_jit', '
-                apply_effects'),
+                apply_effects ensure_schedules'),
             ('by_index_once', '
                 after_ended archive is_refused'),
             ('by_index_no_jit_once', '
@@ -106,9 +105,9 @@ BEGIN
                 by_turn claim claim_for depth due_keys in_order kinds_waiting next_keys pick
                 pick_suspect'),
             ('loop', '
-                advance apply_ends await_results batch_ended batch_results call_back cancel_below
-                extend fenced fold hand_over heartbeats list_held mend_batches mend_these
-                report_progress stop_jobs stream wait_less'),
+                advance apply_ends await_results batch_ended batch_results batch_tree call_back
+                cancel_below extend fenced fold hand_over heartbeats list_held mend_batches
+                mend_these report_progress stop_jobs stream wait_less'),
             ('loop_200ms', '
                 forget_rows'),
             ('hash', '

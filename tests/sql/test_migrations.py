@@ -24,7 +24,7 @@ from .versions import TOKEN, contents, filled, grants_of, schema_of
 pytestmark = pytest.mark.slow("databases of each version, migrated, compared and used by each role")
 
 MIGRATIONS = sorted((ROOT / "pgworkd" / "sql" / "migrations").glob("*.sql"))
-NO_SCRIPT = {11}
+NO_SCRIPT = {11, 12}
 """Versions that changed what each installation makes anew, as functions, and nothing else."""
 
 
