@@ -111,7 +111,8 @@ def test_a_backlog_that_is_not_drained_in_time_is_reported_and_removed(shell: Sh
     command = bench("--jobs", "2000", "--seconds", "4")
     wait_for(shell, f"SELECT ({JOBS}) > 100", SLOW_END_S)
     with psycopg.connect(shell.dsn) as other:  # claims pass over what is locked
-        other.execute("SELECT FROM pgworkd.jobs LIMIT 3 FOR UPDATE SKIP LOCKED")
+        last = "SELECT FROM pgworkd.jobs WHERE status = 'pending' ORDER BY id DESC LIMIT 3 FOR UPDATE SKIP LOCKED"
+        assert len(other.execute(last).fetchall()) == 3
         wait_for(shell, f"SELECT NOT ({REGISTERED})", SLOW_END_S)
     output = ended(command)
     assert "cut by --seconds" in output
