@@ -6,7 +6,6 @@ Its phases, in order: round trips, enqueueing one by one, many at once, drain, l
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.engine.life.daemon import Daemon, DaemonOptions
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
-from pgworkd.process import cpus
+from pgworkd.process import cpus, stop_signals
 
 LEASE_S, HEARTBEAT_S = 15.0, 2.0
 """Shorter than by default: what a killed run has left can be removed once its lease has expired."""
@@ -98,8 +97,7 @@ class BenchRun:
     async def run(self) -> Figures:
         """Measures, and removes the scratch queue. Raises PgworkdError, also after a signal."""
         figures: Figures | None = None
-        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *([] if nohup else [signal.SIGHUP])) as signals:
+        with stop_signals.received() as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._heed, signals)
                 try:
@@ -109,9 +107,6 @@ class BenchRun:
                 except PgworkdError as error:
                     self._problem = self._problem or error
                 tasks.cancel_scope.cancel()
-        if self._is_stopped:  # another signal would only change the exit code
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
         with anyio.CancelScope(shield=True):
             await self._control.close()
         if self._problem is not None:

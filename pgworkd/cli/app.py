@@ -36,7 +36,6 @@ from pgworkd.cli.output import note, out
 from pgworkd.cli.wrong_values import reworded
 from pgworkd.core.validation import closest
 from pgworkd.errors import PgworkdError, SchemaError, UsageError
-from pgworkd.process.stop_signals import StopAsked
 
 # typer raises subclasses of this for a wrong command line; of these only BadParameter is public in all versions.
 _WRONG_USAGE: type[Any] = typer.BadParameter.__mro__[1]
@@ -65,8 +64,6 @@ class _Commands(TyperGroup):
                 windows_expand_args=windows_expand_args,
                 **extra,
             )
-        except StopAsked:
-            code = 0
         except Exception as error:  # noqa: BLE001 - the outermost handler
             code = _show(error)
         code = code if isinstance(code, int) else 0

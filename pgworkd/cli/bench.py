@@ -10,6 +10,7 @@ from pgworkd.cli.common import Dsn, Json, Yes, confirm, duration, hinted, operat
 from pgworkd.cli.output import as_json, note, out, table
 from pgworkd.core.validation import counted
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, UsageError
+from pgworkd.process import stop_signals
 
 if TYPE_CHECKING:
     from pgworkd.bench.measure import Times
@@ -78,7 +79,7 @@ def bench(
     note(f"will {what}, in the queue {options.queue}, and remove them at the end; Ctrl-C ends it and does so at once")
     spare_collector()
     plan = Plan(jobs, seconds, payload_bytes, concurrency)
-    found = anyio.run(_measure, plan, options, settings, backend_options={"use_uvloop": has_uvloop()})
+    found = stop_signals.run(_measure, plan, options, settings, backend_options={"use_uvloop": has_uvloop()})
     (_json if json else _table)(found)
     return 0
 

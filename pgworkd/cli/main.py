@@ -19,18 +19,17 @@ _SERVICES = {"run", "push", "serve", "dev", "demo", "autoscale", "exporter"}
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
     output.open_missing()
-    is_service = bool(_SERVICES.intersection(sys.argv[1:2]))
+    is_service, is_bench = bool(_SERVICES.intersection(sys.argv[1:2])), sys.argv[1:2] == ["bench"]
     try:
-        if is_service:
-            output.install()
+        if is_service or is_bench:
+            # what bench measures goes to standard output, and must arrive there
+            output.install(*["stderr"] if is_bench else [])
             stop_signals.stand_by()
-        elif sys.argv[1:2] == ["bench"]:
-            output.install("stderr")  # what it measures goes to standard output, and must arrive there
         from pgworkd.cli.app import called  # takes long enough to be hit by a signal
 
         called(sys.argv[1:])()
     except stop_signals.StopAsked:
-        _leave(0, is_service=is_service)
+        _leave(0 if is_service else 1, is_service=is_service)
     except SystemExit as leaving:
         _leave(leaving.code if isinstance(leaving.code, int) else bool(leaving.code), is_service=is_service)
 

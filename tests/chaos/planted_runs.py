@@ -113,9 +113,23 @@ BUGS = (
     python(
         "a line that a handler has begun is continued by the log",
         "process/output",
-        "        if self._is_terminal or self._patience_s is not None:\n            self.add(piece)\n",
-        "        if piece:\n            self.add(piece)\n",
+        "            if self._is_terminal or self._patience_s is not None or len",
+        "            if piece or len",
         tests="tests/unit/test_output_streams.py",
+    ),
+    python(
+        "a line that was begun while the program ends is never written",
+        "process/output",
+        "            if self._is_terminal or self._patience_s is not None or len",
+        "            if self._is_terminal or len",
+        tests="tests/unit/test_output_streams.py",
+    ),
+    python(
+        "signals after a stop change the exit code of bench",
+        "cli/main",
+        "            stop_signals.stand_by()\n",
+        "            stop_signals.stand_by() if is_service else None\n",
+        tests="tests/engine/test_cli_bench.py::test_more_signals_do_not_cut_the_removal_short",
     ),
     python(
         "a line that a job in a process has begun is ended by the next one",
