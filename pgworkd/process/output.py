@@ -183,13 +183,10 @@ class _Sink(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Takes what was printed, and for any but a terminal keeps the last line until it ends; returns at once."""
         piece = bytes(data)
-        if self._is_terminal or self._patience_s is not None:
-            self.add(piece)
-            return len(piece)
         with self._lock:
             self._begun += piece
             end = self._begun.rfind(b"\n", -len(piece) or None) + 1
-            if len(self._begun) > BUFFER_BYTES:
+            if self._is_terminal or self._patience_s is not None or len(self._begun) > BUFFER_BYTES:
                 end = len(self._begun)
             whole = bytes(self._begun[:end])
             del self._begun[:end]
@@ -207,18 +204,20 @@ class _Sink(io.RawIOBase):
 
     def add(self, piece: bytes) -> None:
         """Takes a piece, or drops it; returns at once."""
-        if self._patience_s is not None:
-            self._write_now(piece, self._patience_s)
-            return
         with self._lock:
-            if self._size + len(piece) > BUFFER_BYTES and self._size:
-                self._dropped += max(1, piece.count(b"\n"))
-                return
-            self._pieces.append(piece)
-            self._size += len(piece)
-            if self._awake:
-                return
-            self._awake = True
+            patience_s = self._patience_s
+            if patience_s is None:
+                if self._size + len(piece) > BUFFER_BYTES and self._size:
+                    self._dropped += max(1, piece.count(b"\n"))
+                    return
+                self._pieces.append(piece)
+                self._size += len(piece)
+                if self._awake:
+                    return
+                self._awake = True
+        if patience_s is not None:
+            self._write_now(piece, patience_s)
+            return
         self._filled.set()
         if self._thread is None:
             self._start()
@@ -240,7 +239,8 @@ class _Sink(io.RawIOBase):
 
     def write_directly(self, patience_s: float) -> None:
         """Makes each write wait this long from now on, if the reader does not take more, and drop the rest."""
-        self._patience_s = patience_s
+        with self._lock:  # what others print comes either into the buffer before, or is written by them
+            self._patience_s = patience_s
         if not self._writing.acquire(timeout=patience_s):
             self._patience_s = 0.0
             return  # the thread waits for the reader, with what came before

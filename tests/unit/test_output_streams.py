@@ -75,6 +75,35 @@ print("left", end="", file=sys.stderr)
     assert lines == ["event 1", "\rhalf and whole", "event 2", "not ended", "event 3", "event 4", "." * 3000 + "left"]
 
 
+def test_a_print_at_the_very_end_is_written_though_no_thread_is_left_to_do_so() -> None:
+    read, write = os.pipe()
+    text = """
+import threading
+sink = output._sinks["stdout"]
+lock = sink._lock
+
+class Late:  # the end of the program comes in the middle of a print
+    def __enter__(self):
+        sink._lock = lock
+        ending = threading.Thread(target=output.write_directly, args=(10.0,))
+        ending.start()
+        ending.join()
+        lock.acquire()
+
+    def __exit__(self, *_):
+        lock.release()
+
+for printed in ("begun", " and ended\\n"):
+    sink._lock = Late()
+    print(printed, end="", flush=True)
+os._exit(0)
+"""
+    process = program(text, stdout=write)
+    os.close(write)
+    assert all_of(read) == b"begun and ended\n"
+    assert process.wait() == 0
+
+
 def test_what_never_ends_a_line_takes_no_more_memory_than_the_buffer() -> None:
     read, write = os.pipe()
     text = """
