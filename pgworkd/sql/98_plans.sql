@@ -10,7 +10,6 @@
 -- days     of the history: for 200 ms at most, in UTC
 -- patterns has regular expressions, whose backslashes mean themselves
 -- plain    reads or changes a few rows by key
--- single   reads a whole table, and leaves the other cores to others
 -- inline   a single expression that becomes part of its caller's plan: a function with settings or
 --          a search_path is never inlined, so these have neither; what they name is bound when
 --          they are created
@@ -29,13 +28,11 @@ BEGIN
         WITH bundles (bundle, settings) AS (VALUES
             ('plain', ''),
             ('no_jit', 'jit=off'),
-            ('single', 'jit=off max_parallel_workers_per_gather=0'),
             ('by_index', 'enable_seqscan=off'),
             ('by_index_no_jit', 'enable_seqscan=off jit=off'),
             ('by_index_once', 'enable_seqscan=off plan_cache_mode=force_generic_plan'),
             ('by_index_no_jit_once', 'enable_seqscan=off jit=off
                 plan_cache_mode=force_generic_plan'),
-            ('by_order', 'enable_seqscan=off enable_bitmapscan=off'),
             ('walk', 'enable_seqscan=off enable_bitmapscan=off jit=off
                 plan_cache_mode=force_generic_plan'),
             ('walk_replanned', 'enable_seqscan=off enable_bitmapscan=off jit=off
@@ -78,17 +75,13 @@ BEGIN
                 set_no_wait set_pool set_queue spend spent_until standing_worker starts
                 sum_minutes thin_samples try_to_claim wake who worker_ended'),
             ('no_jit', '
-                dead_groups mend_dependencies throughput'),
-            ('single', '
-                sample_queues'),
+                dead_groups mend_dependencies sample_queues throughput'),
             ('by_index', '
-                abandon add_occurrences additions_checked batch_sealed cancel cancel_batch
+                abandon add_occurrences additions_checked allowance batch_sealed cancel cancel_batch
                 create_batch delete_batch discard edit enqueue enqueue_once enter_batch
                 expire_jobs free_batch_key free_key free_keys jobs_key_wanted move register
                 reopened restore_occurrences retry run_schedule schedule_changed schedule_ended
                 seal_batch sign_off stream_created take_back unblock unblock_lines undepend'),
-            ('by_order', '
-                allowance'),
             ('by_index_no_jit', '
                 apply_effects ensure_schedules'),
             ('by_index_once', '
