@@ -159,7 +159,7 @@ async def _rest(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> None:
         while any(producer.process.poll() is None for producer in fleet.producers):
             await anyio.sleep(0.05)
     say("all is inserted")
-    with anyio.move_on_after(REST_S_MAX):
+    with anyio.move_on_after(REST_S_MAX) as rest:
         while True:
             try:
                 async with fleet.connection() as db:
@@ -168,7 +168,7 @@ async def _rest(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> None:
                 break
             except AWAY:
                 await anyio.sleep(0.1)
-    say("all is done")
+    say("not all is done" if rest.cancelled_caught else "all is done")
     await anyio.sleep(PEACE_S)
 
 

@@ -148,6 +148,18 @@ async def test_the_reason_of_a_release_is_the_jobs_error(dsn: str, db: Db) -> No
     assert (row["status"], row["error"], row["failures"]) == ("pending", "no handler for kind 'q'", 0)
 
 
+async def test_what_a_worker_could_not_run_is_first_left_to_others_when_it_is_due_again(dsn: str, db: Db) -> None:
+    job_id = await insert(db)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        (got,) = await worker.claim(wait_s=20)
+        await worker.settle(got, "release", delay_s=2, reason="no handler for kind 'q'")
+        (again,) = await worker.claim(wait_s=20)
+        assert again["job"]["id"] == str(job_id)
+    late = "SELECT started_at - run_at >= interval '0.1 s' FROM pgworkd.jobs WHERE id = $1"
+    assert await db.fetchval(late, job_id)
+
+
 async def test_a_locked_job_holds_up_a_call_of_many_settles_only_for_a_moment(dsn: str, db: Db) -> None:
     ids = [await insert(db) for _ in range(20)]
     other = await asyncpg.connect(dsn)

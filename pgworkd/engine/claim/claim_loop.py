@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -27,6 +28,11 @@ from pgworkd.errors import PgworkdError, WorkerLost
 
 CLAIM_MAX = 1_000
 """Jobs per claim."""
+OTHERS_FIRST_S = 0.1
+"""How long a job that could not run here is left to others once it is due again: who has given it back would be the
+first to claim it each time, and a worker that could run it would never be."""
+NEAR_S = 0.02
+"""Two instants that are no further apart may be of one job."""
 CLAIM_SOCKET_MAX = 500
 """A claim that returns this many counts as full: over a Unix socket, whose buffer holds no more, none returns more."""
 
@@ -80,6 +86,7 @@ class ClaimLoop(ABC):
         self._cursor, self._poll_mode = ClaimCursor(), PollMode()
         self._forgotten = 0  # how often the announcement was forgotten
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
+        self._given_back = deque[float](maxlen=100)  # when jobs that could not run here are due
         self._worker = worker
         self._outage = Outage(f"claim {queue}", events_)
         self._care = Care(self._set_aside)
@@ -113,9 +120,11 @@ class ClaimLoop(ABC):
         self._due_at = None if due_in_s is None else anyio.current_time() + due_in_s
         self._woken.set()
 
-    def expect_also(self, due_in_s: float) -> None:
-        """Notes that one more job will be due in this many seconds."""
+    def expect_also(self, due_in_s: float, *, others_first: bool = False) -> None:
+        """Notes that one more job will be due in this many seconds. `others_first`: it could not run here."""
         due_at = anyio.current_time() + due_in_s
+        if others_first:
+            self._given_back.append(due_at)
         if self._due_at is None or due_at < self._due_at:
             self._due_at = due_at
             self._woken.set()
@@ -183,6 +192,8 @@ class ClaimLoop(ABC):
 
     def _wake_at(self) -> float:
         due_at = math.inf if self._due_at is None or not self._may_claim() else self._due_at
+        if any(abs(due_at - each) < NEAR_S for each in self._given_back):
+            due_at += OTHERS_FIRST_S
         return min(self.sleeps_until, due_at)
 
     async def _iteration(self) -> float:

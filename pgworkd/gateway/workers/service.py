@@ -188,8 +188,9 @@ class RemoteService:
             self.queues.claim_soon()
         elif pool is not None:
             pool.slot_freed()
-        if pool is not None and (status == "failed" or outcome.ending is Ending.RELEASED):
-            pool.expect_also(outcome.delay_s or 0.0)
+        released = outcome.ending is Ending.RELEASED
+        if pool is not None and (status == "failed" or released):
+            pool.expect_also(outcome.delay_s or 0.0, others_first=released and outcome.message is not None)
 
     def _freed(self, queues: Collection[str]) -> None:
         for queue in queues:
