@@ -10,7 +10,7 @@ import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, settings_of
 from pgworkd.cli.output import as_json, out, print_rows
-from pgworkd.core.address import listed
+from pgworkd.core.address import Address, listed
 from pgworkd.core.validation import counted
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.process import stop_signals
@@ -127,26 +127,26 @@ class _Gateway:
         import anyio
 
         from pgworkd import log
+        from pgworkd.metrics.endpoint import bound
         from pgworkd.processes.sd_notify import SystemdNotifier
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell_start)
+            tasks.start_soon(self._tell_start, bound(self._listener))
             tasks.start_soon(SystemdNotifier().run, self)
             await self._server.serve([self._listener])
             tasks.cancel_scope.cancel()
         log.logger().info("http.stopped")
         return 0
 
-    async def _tell_start(self) -> None:
+    async def _tell_start(self, address: Address) -> None:
         import anyio
 
         from pgworkd import log
-        from pgworkd.metrics.endpoint import bound
 
         while not self._server.started:
             await anyio.sleep(0.01)
         self.ready.set()
-        log.logger().info("http.listening", address=str(bound(self._listener)))
+        log.logger().info("http.listening", address=str(address))
 
     def stop(self, requests: int) -> float | None:
         """Ends waiting requests, and the server; at request number 2 at once."""
