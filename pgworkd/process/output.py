@@ -96,10 +96,10 @@ def end_lines() -> None:
 
 
 def drain(limit_s: float = LAST_S) -> None:
-    """Waits until what was written has reached the descriptors; at most this long, and not where writing fails."""
+    """Ends lines that were begun, and waits until all has reached the descriptors: not longer, nor where that fails."""
     until = time.monotonic() + limit_s
+    end_lines()
     for sink in _sinks.values():
-        sink.release()
         sink.drain(until)
 
 
@@ -263,6 +263,10 @@ class _Sink(io.RawIOBase):
             except OSError:
                 return
 
+    @property
+    def is_half_full(self) -> bool:
+        return self._size >= BUFFER_BYTES // 2
+
     def drain(self, until: float) -> None:
         """Waits until all is written, or the time has come."""
         while self._size and not self.fails and self._patience_s is None and time.monotonic() < until:
@@ -281,7 +285,7 @@ class _Sink(io.RawIOBase):
         """Writes the buffer; False if there was nothing."""
         with self._writing:
             with self._lock:
-                if not self._pieces:
+                if not self._pieces and not self._dropped:
                     self._awake = False
                     return False
                 data, self._pieces = b"".join(self._pieces), []
@@ -290,12 +294,11 @@ class _Sink(io.RawIOBase):
                 self._size -= len(data) - len(rest)
                 if rest:
                     self._pieces.insert(0, bytes(rest))
-                dropped = 0 if self.fails else self._dropped
+                # the log would drop the count itself
+                dropped = 0 if self.fails or ("stderr" in _sinks and _sinks["stderr"].is_half_full) else self._dropped
                 self._dropped -= dropped
         if dropped and on_recovery is not None:
-            with contextlib.suppress(
-                Exception
-            ):  # a log that the application has configured may fail; this thread goes on
+            with contextlib.suppress(Exception):  # from a log that the application has configured
                 on_recovery(self.name, dropped)
         return True
 

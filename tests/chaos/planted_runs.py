@@ -125,6 +125,27 @@ BUGS = (
         tests="tests/unit/test_output_streams.py",
     ),
     python(
+        "a second signal breaks off the end of a start that was stopped",
+        "process/stop_signals",
+        '    if _state["raises"] and not again:',
+        '    if _state["raises"]:',
+        tests="tests/engine/test_cli_run.py::test_more_stops_while_a_stopped_start_ends_are_clean",
+    ),
+    python(
+        "the log drops the count of what was dropped",
+        "process/output",
+        '0 if self.fails or ("stderr" in _sinks and _sinks["stderr"].is_half_full) else',
+        "0 if self.fails else",
+        tests="tests/unit/test_output_streams.py",
+    ),
+    python(
+        "who cannot run a job is the first to claim it again",
+        "gateway/workers/service",
+        "others_first=released and outcome.message is not None",
+        "others_first=False",
+        tests="tests/http/test_worker_options.py",
+    ),
+    python(
         "signals after a stop change the exit code of bench",
         "cli/main",
         "            stop_signals.stand_by()\n",

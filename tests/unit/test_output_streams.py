@@ -72,7 +72,8 @@ print("left", end="", file=sys.stderr)
     os.close(write)
     lines = all_of(read).decode().split("\n")
     assert process.wait() == 0
-    assert lines == ["event 1", "\rhalf and whole", "event 2", "not ended", "event 3", "event 4", "." * 3000 + "left"]
+    ended = ["event 1", "\rhalf and whole", "event 2", "not ended", "event 3", "event 4", "." * 3000 + "left", ""]
+    assert lines == ended, "the parent logs after the end"
 
 
 def test_a_print_at_the_very_end_is_written_though_no_thread_is_left_to_do_so() -> None:
@@ -104,6 +105,32 @@ os._exit(0)
     assert process.wait() == 0
 
 
+def test_each_stream_of_a_stuck_pipe_tells_what_it_dropped() -> None:
+    (read, write), (printed, tell) = small_pipe(), os.pipe()
+    text = f"""
+def told(stream, count):
+    output.line_writer()(f"dropped {{count}} {{'.' * 200}}")
+output.on_recovery = told
+for stream in (sys.stdout, sys.stderr):
+    for n in range(20_000):
+        print("." * 99, file=stream)
+os.close({tell})
+sys.stdin.read()
+for sink in output._sinks.values():
+    sink.drain(time.monotonic() + 30)
+"""
+    process = program(text, stdin=subprocess.PIPE, stdout=write, stderr=write, pass_fds=(tell,))
+    os.close(write)
+    os.close(tell)
+    assert all_of(printed) == b""
+    assert process.stdin is not None
+    process.stdin.close()
+    lines = all_of(read).decode().splitlines()
+    assert process.wait() == 0
+    dropped = [int(line.split()[1]) for line in lines if line.startswith("dropped")]
+    assert len(lines) - len(dropped) + sum(dropped) == 40_000
+
+
 def test_what_never_ends_a_line_takes_no_more_memory_than_the_buffer() -> None:
     read, write = os.pipe()
     text = """
@@ -115,7 +142,7 @@ for _ in range(3 * output.BUFFER_BYTES // 10_000):
 """
     process = program(text, stdout=write)
     os.close(write)
-    assert all_of(read) == b"." * (3 * output.BUFFER_BYTES // 10_000 * 10_000)
+    assert all_of(read) == b"." * (3 * output.BUFFER_BYTES // 10_000 * 10_000) + b"\n"
     assert process.wait() == 0
 
 
