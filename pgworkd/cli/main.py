@@ -29,6 +29,7 @@ def main() -> None:
 
         called(sys.argv[1:])()
     except stop_signals.StopAsked:
+        stop_signals.ignore()
         _leave(0 if is_service else 1, is_service=is_service)
     except SystemExit as leaving:
         _leave(leaving.code if isinstance(leaving.code, int) else bool(leaving.code), is_service=is_service)

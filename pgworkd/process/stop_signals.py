@@ -111,6 +111,6 @@ def _has_terminal() -> bool:
 def _received(number: int, _: Any) -> None:
     if _meant(signal.Signals(number)) not in _STOPS:
         return
-    _state["asked"] = True
-    if _state["raises"]:
+    again, _state["asked"] = _state["asked"], True
+    if _state["raises"] and not again:  # a second one would only break off what follows the first
         raise StopAsked

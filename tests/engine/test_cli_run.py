@@ -54,6 +54,22 @@ def test_a_stop_while_the_app_is_imported_is_clean(start: Start, tmp_path: Path)
     assert run.lines == []
 
 
+def test_more_stops_while_a_stopped_start_ends_are_clean(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text("""
+import atexit, os, signal, sys
+me, stop = os.getpid(), signal.SIGTERM
+atexit.register(os.kill, me, stop)
+try:
+    os.kill(me, stop)
+finally:
+    os.kill(me, stop)
+    print("cleaned up", file=sys.stderr)
+""")
+    run = start("run", "--app", "again:app", PGWORKD_DSN=NOWHERE)
+    assert run.ends() == 0
+    assert run.lines == ["cleaned up"]
+
+
 def test_a_stop_while_the_database_is_unavailable_is_clean(start: Start) -> None:
     run = start("run", "--app", "notes:app", PGWORKD_DSN=NOWHERE, PGWORKD_LOG_FORMAT="json")
     assert "no connection to the database" in run.event("database.unavailable")["error"]
