@@ -94,14 +94,14 @@ class Late:  # the end of the program comes in the middle of a print
     def __exit__(self, *_):
         lock.release()
 
-for printed in ("begun", " and ended\\n"):
+for printed in ("begun", " and left"):
     sink._lock = Late()
     print(printed, end="", flush=True)
 os._exit(0)
 """
     process = program(text, stdout=write)
     os.close(write)
-    assert all_of(read) == b"begun and ended\n"
+    assert all_of(read) == b"begun and left"
     assert process.wait() == 0
 
 
