@@ -122,7 +122,7 @@ class WorkSource(SettleSource, Protocol):
         """The calls of a worker's heartbeat thread, each of which takes `limit_s` at most."""
 
     async def sign_off(self, worker_id: int) -> bool:
-        """Ends the registration; False if the worker still has running jobs, or is lost."""
+        """Ends the registration, if it has not ended; False if the worker still has running jobs."""
 
     async def set_pool(
         self, worker_id: int, queue: str, slots: int, *, idle: bool, code: tuple[int | None, str | None] = (None, None)

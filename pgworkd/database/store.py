@@ -132,7 +132,7 @@ class Store(SettleStore, MaintenanceStore):
         await self._claims.value("SELECT pgworkd.drop_pool($1, $2, $3)", worker_id, queue, token_of(worker_id))
 
     async def sign_off(self, worker_id: int) -> bool:
-        """Ends the registration; False if the worker still has running jobs, or is lost."""
+        """Ends the registration, if it has not ended; False if the worker still has running jobs."""
         return bool(await self._maintenance.value("SELECT pgworkd.sign_off($1, $2)", worker_id, token_of(worker_id)))
 
     async def tend_connections(self, worker_id: int) -> None:

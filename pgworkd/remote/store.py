@@ -93,11 +93,9 @@ class GatewayStore:
         self._served = slots
 
     async def sign_off(self, worker_id: int) -> bool:
-        """Ends the registration; what is still running goes back. False: the worker is presumed dead."""
-        try:
+        """Ends the registration; what is still running goes back."""
+        with contextlib.suppress(WorkerLost):  # it has ended, by a call without an answer or because it lost its lease
             await self._http.call("DELETE", f"/v1/workers/{worker_id:d}", worker_id=worker_id)
-        except WorkerLost:
-            return False
         return True
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:

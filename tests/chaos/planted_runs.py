@@ -139,6 +139,13 @@ BUGS = (
         tests="tests/unit/test_output_streams.py",
     ),
     python(
+        "a remote daemon whose sign-off is answered twice exits with 1",
+        "remote/store",
+        "        with contextlib.suppress(WorkerLost):  # it has ended, by",
+        "        with contextlib.suppress(ValueError):  # it has ended, by",
+        tests="tests/sources/test_sources.py",
+    ),
+    python(
         "who cannot run a job is the first to claim it again",
         "gateway/workers/service",
         "others_first=released and outcome.message is not None",

@@ -217,6 +217,7 @@ async def test_a_worker_that_was_presumed_dead_claims_and_settles_nothing(place:
         await claim(place, worker)
     assert await _complete(place, worker, jobs) == {}
     assert await place.statuses(ids) == ["failed", "pending"]
+    assert await place.source.sign_off(worker), "nothing of it is left"
     new = await register(place)
     assert [(job.id, job.attempt) for job in await claim(place, new)] == [(ids[0], 2), (ids[1], 1)]
 
@@ -226,6 +227,7 @@ async def test_a_worker_that_has_signed_off_has_no_lease(place: Place) -> None:
     worker = await register(place)
     assert await _complete(place, worker, await claim(place, worker)) != {}
     assert await place.source.sign_off(worker)
+    assert await place.source.sign_off(worker), "its answer may have been lost"
     with pytest.raises(WorkerLost):
         await claim(place, worker)
 
