@@ -67,6 +67,21 @@ def test_a_stop_answers_those_who_wait_and_exits_with_0(dsn: str) -> None:
         assert found[0].json()["status"] == "pending"
 
 
+def test_a_stop_that_cuts_off_a_request_logs_no_traceback(dsn: str) -> None:
+    with (
+        served(dsn, "--auth", "none", PGWORKD_SHUTDOWN_S="1") as (process, address),
+        socket.create_connection(place(address)) as half,
+    ):
+        half.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        httpx.get(f"{address}/healthz").raise_for_status()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+        assert process.stdout is not None
+        told = process.stdout.read()
+    assert "timeout graceful shutdown exceeded" in told
+    assert "Traceback" not in told
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -192,12 +192,19 @@ class Server(uvicorn.Server):
         self.force_exit = self.force_exit or now
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the stack of a request that a stop has cut off: uvicorn has said how many there are."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 def server(app: Any, shutdown_s: float, proxies: tuple[str, ...] = ()) -> Server:
     """A server of the application. `proxies`: addresses whose X-Forwarded-For names the caller.
 
     At a stop, requests under way are answered within `shutdown_s` seconds.
     """
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # our own events say when it listens and stops
+    logger = logging.getLogger("uvicorn.error")
+    logger.setLevel(logging.WARNING)  # our own events say when it listens and stops
+    logger.addFilter(_is_news)
     config = uvicorn.Config(
         app,
         http=Protocol,
