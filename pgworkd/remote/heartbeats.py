@@ -23,6 +23,16 @@ class RemoteInstructions(Instructions):
     """(id, attempt) of those that are not ours any more."""
 
 
+async def beat(http: GatewayClient, held: Assignments, worker_id: int, state: str) -> dict[str, Any]:
+    """The answer to a beat, which lists what the worker holds. Raises PgworkdError."""
+    # A gateway of the first releases knows no other states.
+    said = "running" if state == "blocked" else state
+    claim_id = held.claim_id or None  # before the list
+    body = {"assignments": held.listed(worker_id), "claim_id": claim_id, "state": said}
+    answer: dict[str, Any] = await http.call("POST", f"/v1/workers/{worker_id:d}/beat", body, worker_id=worker_id)
+    return answer
+
+
 class GatewayHeartbeats:
     """One beat renews the lease and brings the instructions. Raises PgworkdError."""
 
@@ -34,12 +44,8 @@ class GatewayHeartbeats:
 
     async def heartbeat(self, worker_id: int, state: str) -> bool:
         """Renews the lease; False if the worker is lost."""
-        # A gateway of the first releases knows no other states.
-        claim_id = self._held.claim_id or None  # before the list
-        said = "running" if state == "blocked" else state
-        body = {"assignments": self._held.listed(worker_id), "claim_id": claim_id, "state": said}
         try:
-            self._answer = await self._http.call("POST", f"/v1/workers/{worker_id:d}/beat", body, worker_id=worker_id)
+            self._answer = await beat(self._http, self._held, worker_id, state)
         except WorkerLost:
             return False
         return True

@@ -22,7 +22,7 @@ from pgworkd.core.source import Occurrence, Payload
 from pgworkd.errors import AccessRefused, DatabaseBusy, DatabaseError, LeaseLost, PgworkdError, UsageError, WorkerLost
 from pgworkd.remote.assignments import Assignments
 from pgworkd.remote.client import CONFLICT, GatewayAddress, GatewayClient, problem
-from pgworkd.remote.heartbeats import GatewayHeartbeats
+from pgworkd.remote.heartbeats import GatewayHeartbeats, beat
 
 WAIT_S = 20.0
 """How long a claim waits for a job: shorter than proxies cut a silent request off."""
@@ -95,6 +95,7 @@ class GatewayStore:
     async def sign_off(self, worker_id: int) -> bool:
         """Ends the registration; what is still running goes back."""
         with contextlib.suppress(WorkerLost):  # it has ended, by a call without an answer or because it lost its lease
+            await beat(self._http, self.held, worker_id, "stopping")  # what we know nothing of has not begun
             await self._http.call("DELETE", f"/v1/workers/{worker_id:d}", worker_id=worker_id)
         return True
 

@@ -146,6 +146,27 @@ BUGS = (
         tests="tests/sources/test_sources.py",
     ),
     python(
+        "a sign-off makes a job dead that its worker never knew of",
+        "gateway/api/routes/workers",
+        "    await remote.watch.take_leave(worker)\n",
+        "",
+        tests="tests/http/test_workers.py",
+    ),
+    python(
+        "a remote daemon does not say what it holds before it signs off",
+        "remote/store",
+        '            await beat(self._http, self.held, worker_id, "stopping")',
+        "            pass",
+        tests="tests/sources/test_sources.py",
+    ),
+    python(
+        "a request that a stop cuts off is logged with its stack",
+        "gateway/api/server",
+        "    logger.addFilter(_is_news)\n",
+        "",
+        tests="tests/http/test_server.py::test_a_stop_that_cuts_off_a_request_logs_no_traceback",
+    ),
+    python(
         "who cannot run a job is the first to claim it again",
         "gateway/workers/service",
         "others_first=released and outcome.message is not None",

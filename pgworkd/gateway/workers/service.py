@@ -75,7 +75,7 @@ class RemoteService:
         self.settles = Settles(self.remote, self.workers, recurring, self.counters, self._settled)
         self.beats = Beats(self.remote, self.workers, events_)
         on_lost = self._member.maintenance.report_lost
-        self._watch = Watch(self.remote, self.workers, events_, on_free=self._freed, on_lost=on_lost)
+        self.watch = Watch(self.remote, self.workers, events_, on_free=self._freed, on_lost=on_lost)
         self.claims = RemoteClaims(self._store, self.remote, self.workers, self.settles, self._pool, recurring.missed)
         self._tasks: TaskGroup | None = None
         self._stop = anyio.Event()
@@ -113,7 +113,7 @@ class RemoteService:
     async def _work(self, began_s: float) -> None:
         async with anyio.create_task_group() as tasks:
             self.owner.start(began_s)
-            for part in (self.owner, self.settles, self.beats, self._watch):
+            for part in (self.owner, self.settles, self.beats, self.watch):
                 tasks.start_soon(part.run, name=type(part).__name__)
             tasks.start_soon(self._member.attend, tasks)  # whoever calls need not wait for notifications
             tasks.start_soon(self.remote.close_idle)

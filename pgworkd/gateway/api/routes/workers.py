@@ -171,6 +171,7 @@ async def sign_off(request: Request, worker_id: WorkerPath, secret: Secret = "")
     needed_any(request, "work")
     remote = gateway_of(request).remote
     worker = await _worker(gateway_of(request), worker_id, secret)
+    await remote.watch.take_leave(worker)
     given_back = await remote.remote.abandon(worker.id)
     remote.workers.lose(worker_id)
     if given_back is None:
