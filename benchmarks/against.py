@@ -28,6 +28,7 @@ from .latency import waits
 from .processes import ROOT, running
 from .server import Server, default_scratch, embedded
 from .systems import System, executed, filling, named, ours
+from .verbs import claims_and_settles
 
 JOBS = 50_000
 _SERIALIZE = filling("'bench'", columns=", serialize_key", values=", 'key-' || i")
@@ -107,6 +108,13 @@ def _cost(system: System, more: str = "") -> Measure:
     return measure
 
 
+def _verb(number: int) -> Measure:
+    async def measure(bench: Bench, side: Side) -> float:
+        return (await claims_and_settles(bench, await side.worker(bench, ours()), bench.jobs(20_000)))[number]
+
+    return measure
+
+
 async def _latency(bench: Bench, side: Side) -> float:
     return (await waits(bench, await side.worker(bench, ours(queue="latency", slots=10)), bench.jobs(300))).at(50) * 1e3
 
@@ -125,10 +133,17 @@ ROWS: dict[str, Measure] = {
     "drain": _cost(ours()),
     "keyed": _cost(ours("serialize", insert=_SERIALIZE)),
     "batches": _cost(batched(), "SELECT pgworkd.create_batch('bench', 'bench')"),
+    "claim": _verb(0),
+    "settle": _verb(1),
     "latency": _latency,
     "many": _many,
 }
-UNITS = {"latency": "us, p50", "many": "us per job"}
+UNITS = {
+    "latency": "us, p50",
+    "many": "us per job",
+    "claim": "us of the server's CPU per job",
+    "settle": "us of the server's CPU per job",
+}
 
 
 async def compare(dsn: str, other: Path, rows: Sequence[str], pairs: int, scale: float, scratch: Path) -> None:
