@@ -104,8 +104,10 @@ def steady(evidence: Evidence) -> Iterable[str | None]:
         "threads": slots,
         "tasks": 4 * slots,
     }
+    ready = {note.by: note.at_s for note in reversed(evidence.of("daemon.ready"))}
     for note in evidence.of("beat"):
-        beats[note.by].append(note.facts)
+        if note.at_s >= ready.get(note.by, 0.0):  # before, while there is no database, it has hardly anything
+            beats[note.by].append(note.facts)
     for name, taken in beats.items():
         if len(taken) >= 20:
             for what, more in STEADY.items():

@@ -218,6 +218,9 @@ SOUND: dict[str, Callable[[], Evidence]] = {
     "two occurrences": lambda: occurring("tick 2"),
     "a transaction": lambda: replace(clean(), rows=[row(kind="transact")], effects={JOB: 1}),
     "a steady daemon": lambda: with_notes(*BEATS),
+    "a daemon that found its database late": lambda: with_notes(
+        *(n._replace(facts={**n.facts, "files": 3}) for n in BEATS[:8]), note(7.5, "d1", "daemon.ready"), *BEATS[8:]
+    ),
     "handlers with children at the end": lambda: with_notes(
         *BEATS[:26], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[26:])
     ),
