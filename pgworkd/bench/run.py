@@ -107,8 +107,8 @@ class BenchRun:
                 except PgworkdError as error:
                     self._problem = self._problem or error
                 tasks.cancel_scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await self._control.close()
+            with anyio.CancelScope(shield=True):
+                await self._control.close()
         if self._problem is not None:
             raise self._problem
         if figures is None or self._is_stopped:
