@@ -15,13 +15,14 @@ CALM_S = 4.0
 """Grace period after a fault, in seconds: a dead daemon's worker row has not yet expired."""
 
 _WAITING = """
-    SELECT array(SELECT id::text FROM pgworkd.jobs WHERE queue = $2 AND status = 'pending' AND losses = 0
-                 AND serialize_key IS NULL AND run_at <= pgworkd.clock() AND coalesce(kind, queue) <> ALL ($3)
-                 ORDER BY run_at LIMIT 100) AS ids,
-           (SELECT coalesce(sum(concurrency), 0) FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id
-            WHERE queue = $2 AND name = ANY ($1)) AS slots,
-           (SELECT count(*) FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id
-            WHERE queue = $2 AND j.status = 'running' AND name = ANY ($1)) AS running"""
+    SELECT *, array(SELECT id::text FROM pgworkd.jobs WHERE queue = $2 AND status = 'pending' AND losses = 0
+                    AND serialize_key IS NULL AND run_at <= pgworkd.clock() AND coalesce(kind, queue) <> ALL ($3)
+                    ORDER BY priority DESC, run_at, id LIMIT greatest(slots - running, 0)) AS ids
+    FROM (SELECT coalesce(sum(concurrency), 0) AS slots FROM pgworkd.pools p JOIN pgworkd.workers w
+          ON w.id = p.worker_id WHERE queue = $2 AND name = ANY ($1)) AS all_slots,
+         (SELECT count(*) AS running FROM pgworkd.jobs j JOIN pgworkd.workers w ON w.id = j.worker_id
+          WHERE queue = $2 AND j.status = 'running' AND name = ANY ($1)) AS all_running"""
+"""The jobs that the idle slots would claim next. A job behind them waits for a slot, not beside one."""
 
 
 async def probe(fleet: Fleet, fault: str, since_s: float) -> None:
