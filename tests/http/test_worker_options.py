@@ -138,22 +138,14 @@ async def test_a_worker_that_is_stopping_is_answered_at_once_and_given_nothing(d
         assert len(await worker.claim(wait_s=20)) == 1
 
 
-async def test_the_reason_of_a_release_is_the_jobs_error(dsn: str, db: Db) -> None:
-    job_id = await insert(db)
-    async with calling(dsn, workers=True) as call:
-        worker = await registered(call)
-        (got,) = await worker.claim(wait_s=20)
-        await worker.settle(got, "release", delay_s=60, reason="no handler for kind 'q'")
-    row = await live(db, job_id)
-    assert (row["status"], row["error"], row["failures"]) == ("pending", "no handler for kind 'q'", 0)
-
-
 async def test_what_a_worker_could_not_run_is_first_left_to_others_when_it_is_due_again(dsn: str, db: Db) -> None:
     job_id = await insert(db)
     async with calling(dsn, workers=True) as call:
         worker = await registered(call)
         (got,) = await worker.claim(wait_s=20)
         await worker.settle(got, "release", delay_s=2, reason="no handler for kind 'q'")
+        row = await live(db, job_id)
+        assert (row["status"], row["error"], row["failures"]) == ("pending", "no handler for kind 'q'", 0)
         (again,) = await worker.claim(wait_s=20)
         assert again["job"]["id"] == str(job_id)
     late = "SELECT started_at - run_at >= interval '0.1 s' FROM pgworkd.jobs WHERE id = $1"
