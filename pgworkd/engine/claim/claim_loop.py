@@ -86,7 +86,7 @@ class ClaimLoop(ABC):
         self._cursor, self._poll_mode = ClaimCursor(), PollMode()
         self._forgotten = 0  # how often the announcement was forgotten
         self._due_at: float | None = None  # on the loop's clock: when the next waiting job is due, as far as we know
-        self._given_back = deque[float](maxlen=100)  # when jobs that could not run here are due
+        self._given_back = deque[float](maxlen=100)  # when jobs that could not run here are due; none is past
         self._worker = worker
         self._outage = Outage(f"claim {queue}", events_)
         self._care = Care(self._set_aside)
@@ -246,6 +246,8 @@ class ClaimLoop(ABC):
         now = anyio.current_time()
         if self._due_at is not None and self._due_at <= now:
             self._due_at = None  # jobs due by now are taken by this claim: no wake-up is needed for them
+        if self._given_back:
+            self._given_back = deque((each for each in self._given_back if each > now), maxlen=100)
         start, keyed = self._cursor.start(now), self._cursor.keyed()
         notified_at, self._notified_at = self._notified_at, None
         ago_s = None if notified_at is None else now - notified_at
