@@ -156,19 +156,23 @@ FORKS = ("terminated", "killed", "joined", "left", "pool")
 
 @app.handler("forks", queue="mixed", concurrency=QUEUES["mixed"], max_attempts=ATTEMPTS_MAX, backoff=0.2)
 def forks(payload: dict[str, Any], job: Job) -> dict[str, int]:
-    """Forks children in a thread of the daemon; what befalls them, as the payload says, must not befall it."""
+    """Forks children in a thread of the daemon; what befalls them, as the payload says, must not befall it.
+
+    Finishes even when stopped, and then calls job.done().
+    """
     context, how = multiprocessing.get_context("fork"), payload["how"]
     with recorded(job):
         if how == "pool":
             with context.Pool(2, _quietly) as pool:  # which is terminated
                 pool.map_async(time.sleep, [payload["seconds"] / 4] * 4).get(POOL_S_MAX)
-            return result(job)
-        child = context.Process(target=time.sleep, args=(payload["seconds"],))
-        child.start()
-        if how in ("terminated", "killed"):
-            os.kill(child.pid or 0, signal.SIGTERM if how == "terminated" else signal.SIGKILL)
-        if how != "left":
-            child.join()
+        else:
+            child = context.Process(target=time.sleep, args=(payload["seconds"],))
+            child.start()
+            if how in ("terminated", "killed"):
+                os.kill(child.pid or 0, signal.SIGTERM if how == "terminated" else signal.SIGKILL)
+            if how != "left":
+                child.join()
+        job.done(result(job))
     return result(job)
 
 
