@@ -95,9 +95,9 @@ def rows_named(only: str, rows: Iterable[str]) -> list[str]:
     return [name for name in rows if name in names or not names]
 
 
-def daemon(*queues: str, app: str = "app") -> list[str]:
+def daemon(*queues: str, app: str = "app", module: str = "benchmarks.handlers") -> list[str]:
     """The command of our own worker. A queue is `name` or `name=slots`; none means all of the app's."""
-    command = [PGWORKD, "run", "--app", f"benchmarks.handlers:{app}", "--log-level", "warning"]
+    command = [PGWORKD, "run", "--app", f"{module}:{app}", "--log-level", "warning"]
     return command + [word for queue in queues for word in ("--queue", queue)]
 
 

@@ -46,7 +46,7 @@ class Calls:
 
 
 @contextlib.asynccontextmanager
-async def _gateway(bench: Bench, dsn: str) -> AsyncIterator[tuple[str, str, Program]]:
+async def serving(bench: Bench, dsn: str) -> AsyncIterator[tuple[str, str, Program]]:
     """`pgworkd serve` on that database; its address, a token, and the program."""
     async with Admin(ConnectionOptions(dsn)) as admin:
         token = str(await admin.tokens.add("bench", {"work": None}))
@@ -108,7 +108,7 @@ async def jobs_through_gateway(bench: Bench, what: str, clients: int, seconds: f
     async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
         await system.load(bench, dsn, int(JOBS_PER_S * seconds * (5 if what == "batched" else 1)))
         await calm(connection, system.table)
-        async with _gateway(bench, dsn) as (url, token, program):
+        async with serving(bench, dsn) as (url, token, program):
             found = await called(bench, what, url, clients, seconds, token)
             program.check()
         if not await connection.fetchval(system.left_sql):
@@ -126,7 +126,7 @@ async def _waits(bench: Bench, jobs: int, *, remote: bool) -> Times:
             async with bench.fleet(system.command, dsn) as (programs, tallies):
                 await until(partial(ready, connection, 1), "the daemon listens", programs, every_s=0.05)
                 return await timed(connection, programs, tallies, system.name, jobs)
-        async with _gateway(bench, dsn) as (url, token, _):
+        async with serving(bench, dsn) as (url, token, _):
             command = [*daemon("latency=10"), "--remote", url]
             async with bench.fleet(command, "", environ={"PGWORKD_TOKEN": token}) as (programs, tallies):
                 await until(partial(ready, connection, 1), "the gateway listens", programs, every_s=0.05)
@@ -142,7 +142,7 @@ async def _idle(bench: Bench, seconds: float, workers: int) -> float:
         bench.server.without_autovacuum(),
         bench.server.database(system.template) as dsn,
         bench.server.connected(bench.server.dsn) as elsewhere,
-        _gateway(bench, dsn) as (url, token, _),
+        serving(bench, dsn) as (url, token, _),
     ):
         waits_s = REPORTED_S * 2 + seconds
         command = [sys.executable, "-m", "benchmarks.caller", "idle", url, str(workers), str(waits_s), token]

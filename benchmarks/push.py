@@ -68,7 +68,7 @@ async def _pushing(bench: Bench, dsn: str) -> AsyncIterator[Program]:
         yield program
 
 
-async def _delivered(bench: Bench, jobs: int) -> float:
+async def delivered(bench: Bench, jobs: int) -> float:
     """Deliveries a second, 100 at a time."""
     system = ours(queue="push")
     await bench.server.template(system.template, system.make)
@@ -129,7 +129,7 @@ async def push_row(bench: Bench) -> list[Line]:
     jobs = bench.jobs(DELIVERIES, 2_000)
     bench.say(f"push: {jobs:,} deliveries, {AT_ONCE} at a time")
     rates = await interleave(
-        {"pgworkd": partial(_delivered, bench, jobs), "httpx": partial(_looped, bench, jobs)}, bench.rounds, bench.say
+        {"pgworkd": partial(delivered, bench, jobs), "httpx": partial(_looped, bench, jobs)}, bench.rounds, bench.say
     )
     waits = await interleave(
         {"one hangs": partial(_p99, bench, hangs=True), "none hangs": partial(_p99, bench, hangs=False)},

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import uvloop
@@ -25,17 +25,16 @@ from pgworkd.client import enqueue, enqueueing
 
 from .bare import DSN
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 Way = Callable[[], Any]
 API = "opentelemetry.trace"
 WARM_UP = 50
 
 
-def sdk() -> dict[str, Way]:
-    """The ways that need OpenTelemetry: without a current span; in one, but none is made; and in full.
-
-    Spans are batched, and dropped at the end of a batch.
-    """
-    from opentelemetry import trace
+def dropping() -> TracerProvider:
+    """A provider whose spans are batched, and dropped at the end of a batch."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
@@ -45,6 +44,14 @@ def sdk() -> dict[str, Way]:
 
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    return provider
+
+
+def sdk() -> dict[str, Way]:
+    """The ways that need OpenTelemetry: without a current span; in one, but none is made; and in full."""
+    from opentelemetry import trace
+
+    provider = dropping()
     trace.set_tracer_provider(provider)
     span = provider.get_tracer("app").start_span("request")
     none = trace.NoOpTracerProvider()
