@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import asyncpg
 import pytest
 
-from benchmarks import chart, report
+from benchmarks import chart, report, timeline
 from benchmarks.bench import Bench
 from benchmarks.drain import drain, drain_row
 from benchmarks.measure import Bar, Line, Rates, interleave, longest_idle_s
@@ -173,3 +173,24 @@ async def test_lost_and_duplicate_runs_invalidate_a_measurement(db: asyncpg.Conn
         await verify(ours(), db, 8, 10, since)  # one ran twice
     with pytest.raises(BenchmarkError, match="0 completed jobs in the history"):
         await verify(ours(), db, 7, 10, since)
+
+
+# The timeline
+
+
+def test_a_timeline_tells_who_ran_and_who_waited_for_a_core() -> None:
+    ms = 1_000_000
+    worker = timeline.Process("worker", [(n / 1000, n * ms // 2, n * ms // 4) for n in range(1000)])
+    idle = timeline.Process("idle <session>", [(n / 1000, 7, 7) for n in range(1000)])
+    half_idle = timeline.Process("claim", [(n / 1000, max(0, n - 500) * ms, 0) for n in range(1000)])
+    assert worker.shares(0.1, 0.9) == pytest.approx((0.5, 0.25))
+    assert half_idle.shares(0.0, 0.4) == (0.0, 0.0)
+    assert half_idle.shares(2.0, 3.0) == (0.0, 0.0)
+    rows = timeline.table([worker, idle, half_idle], 0.0, 0.999).splitlines()
+    assert [row.split()[0] for row in rows[1:-1]] == ["worker", "claim"]
+    assert rows[-1].startswith("1.00 cores")
+    picture = ElementTree.fromstring(timeline.svg([worker, idle, half_idle], 0.4))  # noqa: S314 - our own text
+    names = [each.text for each in picture.iter(f"{SVG}text")][1:]
+    assert names == ["worker", "claim"]
+    orange = [float(each.get("height", 0)) for each in picture.iter(f"{SVG}rect") if each.get("fill") == "#d1642a"]
+    assert max(orange) == pytest.approx(11, abs=3), "a quarter of a lane"
