@@ -42,6 +42,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0008_repairs.sql
 \ir pgworkd/sql/migrations/0009_claims.sql
 \ir pgworkd/sql/migrations/0010_parts.sql
+\ir pgworkd/sql/migrations/0013_turns.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -122,8 +123,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS workers_standing ON workers (name) WHERE kind 
 
 -- One worker's slots for one queue. Unlogged: after a crash of Postgres workers announce theirs.
 CREATE UNLOGGED TABLE IF NOT EXISTS pools (
-    worker_id   integer NOT NULL,
-    queue       name_text NOT NULL,
+    worker_id   integer NOT NULL, queue name_text NOT NULL,
     concurrency integer NOT NULL,                 -- in effect
     idle        boolean NOT NULL DEFAULT false,   -- true: inserts must NOTIFY; false: it polls
     code_concurrency integer,                     -- in effect where `queues` has none; its source:

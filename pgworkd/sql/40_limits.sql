@@ -42,17 +42,18 @@ END $$;
 -- free (GCRA: each start costs period / rate seconds; up to burst() starts may be ahead). Locks
 -- nothing.
 CREATE OR REPLACE FUNCTION rate_allowance(p_spent_until timestamptz, p_rate int, p_period_s real,
-                                          p_burst int, p_now timestamptz)
-RETURNS TABLE (room int, again_s float8)
-LANGUAGE sql STABLE AS $$
-    SELECT n.room, greatest(r.ahead_s - (r.burst - n.room - 1) * r.cost_s, 0)
-    FROM (SELECT p_period_s::float8 / p_rate AS cost_s,
-                 burst(p_rate, p_period_s, p_burst)::float8 AS burst,
-                 CASE WHEN p_spent_until > p_now
-                      THEN extract(epoch FROM p_spent_until - p_now)::float8
-                      ELSE 0 END AS ahead_s) r,
-         LATERAL (SELECT greatest(floor(r.burst - r.ahead_s / r.cost_s), 0)::int AS room) n
-$$;
+                                          p_burst int, p_now timestamptz, OUT room int,
+                                          OUT again_s float8)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_cost_s  float8 := p_period_s::float8 / p_rate;
+    v_burst   float8 := burst(p_rate, p_period_s, p_burst);
+    v_ahead_s float8 := CASE WHEN p_spent_until > p_now
+                             THEN extract(epoch FROM p_spent_until - p_now) ELSE 0 END;
+BEGIN
+    room := greatest(floor(v_burst - v_ahead_s / v_cost_s), 0);
+    again_s := greatest(v_ahead_s - (v_burst - room - 1) * v_cost_s, 0);
+END $$;
 
 -- How many jobs of a queue run, summed over the workers that run any. Locks nothing.
 CREATE OR REPLACE FUNCTION running_in(p_queue text) RETURNS int
@@ -88,10 +89,9 @@ BEGIN
         room := least(room, v_queue.max_running - running_in(p_queue));
     END IF;
     IF room > 0 AND v_queue.rate IS NOT NULL THEN
-        SELECT a.room, a.again_s INTO v_rate
-        FROM rate_allowance(spent_until(p_queue, '', v_queue.rate, v_queue.rate_period_s,
-                                        v_queue.rate_burst, p_now), v_queue.rate,
-                                        v_queue.rate_period_s, v_queue.rate_burst, p_now) a;
+        v_rate := rate_allowance(spent_until(p_queue, '', v_queue.rate, v_queue.rate_period_s,
+                                             v_queue.rate_burst, p_now), v_queue.rate,
+                                 v_queue.rate_period_s, v_queue.rate_burst, p_now);
         IF v_rate.room < room THEN
             room := v_rate.room;
             again_s := v_rate.again_s;
@@ -105,8 +105,7 @@ END $$;
 -- by the queue's limits per key and, if a rate allows fewer, when to ask again. The caller holds
 -- the queue's lock. Locks nothing.
 CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int,
-                                         p_now timestamptz)
-RETURNS TABLE (room int, again_s float8)
+                                         p_now timestamptz, OUT room int, OUT again_s float8)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_rate record;
@@ -115,17 +114,16 @@ BEGIN
                  ELSE greatest(coalesce(p_queue.limit_per_key - p_running, 1000000) - p_taken,
                                0) END;
     IF p_key <> '' AND room > 0 AND p_queue.rate_per_key IS NOT NULL THEN
-        SELECT a.room, a.again_s INTO v_rate
-        FROM rate_allowance(spent_until(p_queue.name, p_key, p_queue.rate_per_key,
-                                        p_queue.rate_per_key_period_s, p_queue.rate_per_key_burst,
-                                        p_now), p_queue.rate_per_key, p_queue.rate_per_key_period_s,
-                                        p_queue.rate_per_key_burst, p_now) a;
+        v_rate := rate_allowance(spent_until(p_queue.name, p_key, p_queue.rate_per_key,
+                                             p_queue.rate_per_key_period_s,
+                                             p_queue.rate_per_key_burst, p_now),
+                                 p_queue.rate_per_key, p_queue.rate_per_key_period_s,
+                                 p_queue.rate_per_key_burst, p_now);
         IF v_rate.room - p_taken < room THEN
             room := greatest(v_rate.room - p_taken, 0);
             again_s := v_rate.again_s;
         END IF;
     END IF;
-    RETURN NEXT;
 END $$;
 
 -- True if a job of this limit_key may start now. For a single one; by_turn() checks many at once.

@@ -90,26 +90,35 @@ BEGIN
 END $$;
 
 -- Of the limit_keys after p_after, in rotation, those that have a due job; '' stands for the jobs
--- without a limit_key and is always among them. Checks up to p_looks keys, `reached` is the last
--- of them; `round`: all have been checked. Jobs of the kinds p_without do not count; with p_kinds,
--- as kinds_waiting() returns them, keys with only such jobs are not visited. Locks nothing.
+-- without a limit_key and is always among them. `firsts`: the job that of_key() would return first
+-- for each, besides p_seen; NULL: not known. Checks up to p_looks keys, `reached` is the last of
+-- them; `round`: all have been checked. Jobs of the kinds p_without do not count; with p_kinds, as
+-- kinds_waiting() returns them, keys with only such jobs are not visited. Locks nothing.
 CREATE OR REPLACE FUNCTION next_keys(p_queue text, p_after text, p_looks int, p_now timestamptz,
-                                     p_without text[], p_kinds bigint[], OUT keys text[],
-                                     OUT reached text, OUT round boolean)
+                                     p_seen tid[], p_without text[], p_kinds bigint[],
+                                     OUT keys text[], OUT firsts tid[], OUT reached text,
+                                     OUT round boolean)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_key      text := p_after;
     v_priority int;                              -- of the first job of that key, due or not
     v_run_at   timestamptz;
+    v_row      tid;                              -- it, if it is to be taken first
     v_due      boolean;
     v_wrapped  boolean := false;
+    v_careful  boolean := is_careful();
 BEGIN
     keys := '{}';
+    firsts := '{}';
     reached := p_after;
     FOR i IN 1..p_looks LOOP
         IF p_kinds IS NULL THEN
-            SELECT coalesce(j.limit_key::text, ''), j.priority, j.run_at
-            INTO v_key, v_priority, v_run_at FROM jobs j
+            SELECT coalesce(j.limit_key::text, ''), j.priority, j.run_at,
+                   CASE WHEN j.run_at <= p_now AND in_time(j, p_now) AND j.ctid <> ALL (p_seen)
+                             AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
+                             AND NOT (v_careful AND is_refused('claim', j.id::text))
+                        THEN j.ctid END
+            INTO v_key, v_priority, v_run_at, v_row FROM jobs j
             WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') > v_key
             ORDER BY j.queue, coalesce(j.limit_key::text, ''), j.priority DESC, j.run_at LIMIT 1;
         ELSE
@@ -137,6 +146,7 @@ BEGIN
                AND cardinality(of_key(p_queue, v_key, 1, '{}', p_without, p_kinds)) > 0;
         IF v_due THEN
             keys := keys || v_key;
+            firsts := firsts || v_row;
         END IF;
     END LOOP;
 END $$;
@@ -191,12 +201,14 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_turn     text;
     v_searched text;
-    v_most     int := least(greatest(p_room, 16), 1000);
+    v_most     int := least(greatest(p_room, 15), 1000) + 1;  -- '' may have no job
     v_found    record;
     v_first    text[] := '{}';                   -- to be served before all others
     -- the next in turn; '' stands for the jobs without a limit_key
     v_keys     text[];
     v_key      text;
+    v_firsts   tid[];                            -- of v_first and v_keys, as far as known
+    v_place    int := 0;
     v_running  int := 0;
     v_taken    jsonb := '{}';                    -- how many this claim has taken before, by key
     v_allowed  record;
@@ -209,16 +221,17 @@ BEGIN
     WHERE r.queue = p_queue.name AND r.limit_key = '';
     v_turn := coalesce(v_turn, '');
     IF NOT p_further THEN
-        SELECT n.keys, n.round INTO v_keys, round
-        FROM next_keys(p_queue.name, v_turn, v_most, p_now, p_without, p_kinds) n;
+        SELECT n.keys, n.firsts, n.round INTO v_keys, v_firsts, round
+        FROM next_keys(p_queue.name, v_turn, v_most, p_now, p_seen, p_without, p_kinds) n;
     ELSE
         SELECT d.keys, d.complete INTO v_keys, round
         FROM due_keys(p_queue.name, 500 + cardinality(p_seen), p_now, p_without) d;
         IF NOT round THEN
             SELECT * INTO v_found
-            FROM next_keys(p_queue.name, coalesce(v_searched, v_turn), 100, p_now, p_without,
-                           p_kinds);
+            FROM next_keys(p_queue.name, coalesce(v_searched, v_turn), 100, p_now, p_seen,
+                           p_without, p_kinds);
             v_first := v_found.keys[:(p_room + 1) / 2];
+            v_firsts := v_found.firsts[:(p_room + 1) / 2];
             v_searched := CASE WHEN v_first = v_found.keys THEN v_found.reached
                                ELSE v_first[cardinality(v_first)] END;
         END IF;
@@ -235,13 +248,14 @@ BEGIN
     met := '{}';
     v_share := ceil(p_room::float8 / nullif(cardinality(v_first || v_keys), 0));
     FOREACH v_key IN ARRAY v_first || v_keys LOOP
+        v_place := v_place + 1;
         IF p_queue.limit_per_key IS NOT NULL AND v_key <> '' THEN
             v_running := (SELECT count(*) FROM jobs j
                           WHERE j.queue = p_queue.name AND j.limit_key = v_key
                             AND j.status = 'running');
         END IF;
-        SELECT * INTO v_allowed
-        FROM key_allowance(p_queue, v_key, v_running, coalesce((v_taken ->> v_key)::int, 0), p_now);
+        v_allowed := key_allowance(p_queue, v_key, v_running,
+                                   coalesce((v_taken ->> v_key)::int, 0), p_now);
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
         IF v_key = '' THEN
@@ -253,7 +267,9 @@ BEGIN
                         ELSE -2147483648 END;
             met := met || v_plain;
         END IF;
-        IF v_room > cardinality(met) - v_before THEN
+        IF v_room = 1 AND v_firsts[v_place] IS NOT NULL THEN
+            met := met || v_firsts[v_place];
+        ELSIF v_room > cardinality(met) - v_before THEN
             met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen,
                                  p_without, p_kinds);
         END IF;

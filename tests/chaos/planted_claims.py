@@ -5,6 +5,26 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 BUGS = (
+    python(
+        "a claim's jobs begin in the order of the table",
+        "core/claims",
+        "map(_claimed, sorted(rows[: -len(extra)], key=_place))",
+        "map(_claimed, rows[: -len(extra)])",
+        tests="tests/unit/test_claims.py",
+    ),
+    sql(
+        "a turn takes a job of a kind that is left to others",
+        "in_time(j, p_now) AND j.ctid <> ALL (p_seen)\n"
+        "                             AND coalesce(j.kind, j.queue)::text <> ALL (p_without)\n",
+        "in_time(j, p_now) AND j.ctid <> ALL (p_seen)\n",
+        tests="tests/sql/test_claim_left_out.py",
+    ),
+    sql(
+        "a turn takes a job that has expired",
+        "CASE WHEN j.run_at <= p_now AND in_time(j, p_now) AND",
+        "CASE WHEN j.run_at <= p_now AND",
+        tests="tests/sql/test_turns.py",
+    ),
     sql(
         "a rate-limited claim that waited for a lock uses the time before the wait",
         "        v_now := clock_after_waiting();",

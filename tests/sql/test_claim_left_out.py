@@ -233,6 +233,7 @@ async def test_round_robin_finds_each_key_however_many_jobs_are_excluded(db: Db,
     own = set()
     for key in ("k00777x", "k02222x", "k03333x", "z"):
         own |= await many(db, "old", 1, -1, ("limit_key", f"'{key}'"))
+    await many(db, "new 0", 1, -5, ("limit_key", "'z'"))  # before one that may be claimed
     without = [f"new {n}" for n in range(kinds)]
     taken: set[uuid.UUID] = set()
     for _ in range(len(own) if kinds < 1000 else 10):
