@@ -37,6 +37,11 @@ _claimed: Callable[[Iterable[Any]], ClaimedJob] = functools.partial(tuple.__new_
 """`Claimed._make` without its check of the length, for speed."""
 
 
+def _place(row: Sequence[Any]) -> tuple[int, float, UUID]:
+    """The place of a row in claim order: of `priority`, `run_at`, `id`."""
+    return -row[7], row[9], row[0]
+
+
 class Claims(list[ClaimedJob]):
     """The attempts that a claim took, in claim order."""
 
@@ -51,9 +56,9 @@ class Claims(list[ClaimedJob]):
     def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:
         """Reads a result. Rows without an id come last: `again_s` and `places` (as `payload`), and `passed`."""
         if not rows or rows[-1][0] is not None:
-            return cls(map(_claimed, rows))
+            return cls(map(_claimed, sorted(rows, key=_place)))
         extra = [ClaimedJob._make(row) for row in rows if row[0] is None]
-        claims = cls(map(_claimed, rows[: -len(extra)]))
+        claims = cls(map(_claimed, sorted(rows[: -len(extra)], key=_place)))
         claims.again_s, claims.places = extra[0].created_at, extra[0].payload
         claims.passed = [(row.priority, row.run_at) for row in extra if row.run_at is not None]
         return claims

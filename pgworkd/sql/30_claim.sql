@@ -70,7 +70,7 @@ BEGIN
 END $$;
 
 -- Takes up to p_limit due jobs of a queue for a worker, in order of priority (higher first),
--- run_at, id.
+-- run_at, id; the answer has them in no order, which the caller can give them for less.
 -- Each priority is a range of the index, entered at its first row and left at the first that is
 -- not due: a million future rows cost nothing. While a transaction holds back vacuum, index
 -- entries of ended jobs pile up at the head of each range, so callers may pass how far they have
@@ -257,30 +257,26 @@ BEGIN
     -- that for the other columns
     v_share := CASE WHEN v_tcp THEN 360000 ELSE 180000 END / greatest(cardinality(v_rows), 1) - 140;
     RETURN QUERY
-    WITH taken AS (
-        UPDATE jobs j
-        SET status = 'running', worker_id = p_worker, started_at = v_now, claim_id = p_claim_id,
-            attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
-            lease_until = CASE WHEN v_remote THEN deadline(v_now, j.timeout_s) END,
-            max_attempts = CASE
-                WHEN v_special
-                    THEN coalesce(j.max_attempts, p_budgets[
-                        array_position(p_kinds, coalesce(j.kind, j.queue)::text)])
-                ELSE j.max_attempts END
-        WHERE j.ctid = ANY (v_rows)
-        RETURNING CASE WHEN j.worker_id = p_worker THEN j.id END AS id,
-                  coalesce(j.kind, j.queue)::text,
-                  CASE WHEN j.expires_at IS NULL AND is_within(j.payload, j.meta, v_share)
-                       THEN j.payload::text END,
-                  j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
-                  j.priority, j.losses, date_part('epoch', j.run_at) AS run_at,
-                  date_part('epoch', j.created_at), j.schedule::text,
-                  date_part('epoch', j.occurrence),
-                  CASE WHEN j.meta IS NOT NULL AND is_within(j.payload, j.meta, v_share)
-                       THEN j.meta::text END,
-                  j.serialize_key::text
-    )
-    SELECT * FROM taken t WHERE t.id IS NOT NULL ORDER BY t.priority DESC, t.run_at, t.id;
+    UPDATE jobs j
+    SET status = 'running', worker_id = p_worker, started_at = v_now, claim_id = p_claim_id,
+        attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
+        lease_until = CASE WHEN v_remote THEN deadline(v_now, j.timeout_s) END,
+        max_attempts = CASE
+            WHEN v_special
+                THEN coalesce(j.max_attempts, p_budgets[
+                    array_position(p_kinds, coalesce(j.kind, j.queue)::text)])
+            ELSE j.max_attempts END
+    WHERE j.ctid = ANY (v_rows)
+    RETURNING CASE WHEN j.worker_id = p_worker THEN j.id ELSE raise_kept() END,
+              coalesce(j.kind, j.queue)::text,
+              CASE WHEN j.expires_at IS NULL AND is_within(j.payload, j.meta, v_share)
+                   THEN j.payload::text END,
+              j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
+              j.priority, j.losses, date_part('epoch', j.run_at), date_part('epoch', j.created_at),
+              j.schedule::text, date_part('epoch', j.occurrence),
+              CASE WHEN j.meta IS NOT NULL AND is_within(j.payload, j.meta, v_share)
+                   THEN j.meta::text END,
+              j.serialize_key::text;
     GET DIAGNOSTICS v_taken = ROW_COUNT;
     IF v_taken < cardinality(v_rows) THEN
         PERFORM raise_kept();

@@ -5,8 +5,8 @@
 -- that works two, four, and so on; and if one alone fails, it calls refuse_claims(). Careful claims
 -- pass over the jobs that are set aside. All others pay nothing for this.
 
--- Raises 27000, for a row that was neither changed nor refused.
-CREATE OR REPLACE FUNCTION raise_kept() RETURNS void
+-- Raises 27000, for a row that was neither changed nor refused, in place of its id.
+CREATE OR REPLACE FUNCTION raise_kept() RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'a trigger keeps the row as it is' USING ERRCODE = '27000',

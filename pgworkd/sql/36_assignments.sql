@@ -107,6 +107,7 @@ BEGIN
                                   p_budgets, p_priorities, p_run_ats, p_positions,
                                   p_tokens[v_by], '{}', p_places, p_reach_s, p_since, p_renew,
                                   p_claim_ids[v_by]) c
+            ORDER BY c.id IS NULL, c.priority DESC, c.run_at, c.id
         LOOP
             v_to := v_by;
             IF id IS NULL THEN      -- what the next claim should know

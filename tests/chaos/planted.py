@@ -196,7 +196,7 @@ BUGS = (
     python(
         "one undecodable payload fails the whole claim",
         "core/claims",
-        "            return cls(map(_claimed, rows))\n",
+        "            return cls(map(_claimed, sorted(rows, key=_place)))\n",
         "            return cls([Claimed._make(row) for row in rows if __import__('json').loads(row[2]) != 0])\n",
         kinds="kill",
     ),

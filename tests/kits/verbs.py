@@ -103,13 +103,20 @@ async def steady(db: Db, *workers: int, since: float = 0, until: float = 60) -> 
 async def claim(
     db: Db, worker_id: int, limit: int = 10, queue: str = "q", kinds: Sequence[str] = (), budgets: Sequence[int] = ()
 ) -> list[asyncpg.Record]:
-    """Claims; the rows returned."""
+    """Claims; the rows returned, in claim order."""
     sql = "SELECT * FROM pgworkd.claim($1, $2, $3, $4, $5)"
-    return await db.fetch(sql, worker_id, queue, limit, kinds, budgets)
+    return in_order(await db.fetch(sql, worker_id, queue, limit, kinds, budgets))
+
+
+def in_order(rows: Sequence[asyncpg.Record]) -> list[asyncpg.Record]:
+    """The rows of a claim in claim order; behind them those without a job."""
+    jobs = [row for row in rows if row["id"] is not None]
+    others = [row for row in rows if row["id"] is None]
+    return sorted(jobs, key=lambda row: (-row["priority"], row["run_at"], row["id"])) + others
 
 
 async def claim_ids(db: Db, worker_id: int, limit: int = 10, queue: str = "q") -> list[uuid.UUID]:
-    """Claims; the ids in the order returned."""
+    """Claims; the ids in claim order."""
     return [row["id"] for row in await claim(db, worker_id, limit, queue)]
 
 

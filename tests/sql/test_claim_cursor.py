@@ -12,7 +12,7 @@ import pytest
 from pgworkd.core.claims import Claims
 from pgworkd.engine.claim.claim_cursor import ClaimCursor
 from tests.kits.sessions import NO_STATISTICS, blocks
-from tests.kits.verbs import T0, Db, at, claim, claim_ids, clock, complete, fail, insert, live, one, worker
+from tests.kits.verbs import T0, Db, at, claim, claim_ids, clock, complete, fail, in_order, insert, live, one, worker
 
 from .conftest import Connect
 
@@ -33,7 +33,7 @@ def arguments(worker_id: int, limit: int, places: Places) -> list[Any]:
 
 async def claim_behind(db: Db, worker_id: int, places: Places, limit: int = 100) -> list[uuid.UUID]:
     """The ids claimed from these cursors, in their order."""
-    return [row["id"] for row in await db.fetch(CLAIM, *arguments(worker_id, limit, places))]
+    return [row["id"] for row in in_order(await db.fetch(CLAIM, *arguments(worker_id, limit, places)))]
 
 
 # Strictly after the cursor
