@@ -120,7 +120,8 @@ BEGIN
                         THEN j.ctid END
             INTO v_key, v_priority, v_run_at, v_row FROM jobs j
             WHERE j.queue = p_queue AND waits_keyed(j) AND coalesce(j.limit_key::text, '') > v_key
-            ORDER BY j.queue, coalesce(j.limit_key::text, ''), j.priority DESC, j.run_at LIMIT 1;
+            ORDER BY j.queue, coalesce(j.limit_key::text, ''), j.priority DESC, j.run_at, j.id
+            LIMIT 1;
         ELSE
             v_key := (
                 SELECT min(k.key)
