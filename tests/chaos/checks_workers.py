@@ -6,6 +6,7 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 
 from pgworkd.engine.life.kill_timer import EXIT_CODE
 from tests.chaos.evidence import Evidence
@@ -14,6 +15,7 @@ from tests.chaos.verdict import check, kept_away_s, situation
 
 TAKEN_BACK_S_MAX = TIMES["lease_s"] + RESCUE_S + TIMES["poll_s"] + 2.0
 RESUMED_S_MAX = 5.0
+PROBED_S_MAX = 5.0
 WAITED_S_MAX = TIMES["poll_s"] + 1.0
 KILLED_AT_LEASE_END = (-signal.SIGKILL, EXIT_CODE)
 """Exit codes of a daemon that its kill timer has ended: it was frozen, or had no CPU."""
@@ -58,6 +60,19 @@ def waits(evidence: Evidence) -> Iterable[str | None]:
     """No due job waits beside an idle slot for longer than poll + 1 s."""
     for note in evidence.of("looked"):
         yield None if note.facts["waited_s"] <= WAITED_S_MAX else f"{note.facts}"
+
+
+@check
+def probed(evidence: Evidence) -> Iterable[str | None]:
+    """A job that is due begins after no more than 5 s without a fault."""
+    faults = [(fault.at_s, over.at_s) for fault, over in pairwise(evidence.of("fault", "fault_over"))][::2]
+    for note in evidence.of("probed"):
+        for due, taken in pairwise(evidence.by_job[note.facts["job"]]):
+            if due.became == "pending":
+                due_s = due.at_s + max(0.0, due.due_in_s)
+                waited_s = taken.at_s - due_s
+                waited_s -= sum(max(0.0, min(end_s, taken.at_s) - max(begin_s, due_s)) for begin_s, end_s in faults)
+                yield None if waited_s <= PROBED_S_MAX else f"{note.facts}: {waited_s:.1f} s, attempt {taken.attempts}"
 
 
 @check

@@ -163,6 +163,14 @@ def occurring(second: str) -> Evidence:
     return with_jobs([row(job="t1", token=None)], ticks)
 
 
+def probe_taken(at_s: float) -> Evidence:
+    notes = [note(3, "driver", "fault", name="kill"), note(7, "driver", "fault_over", name="kill")]
+    notes.append(note(at_s, "driver", "probed", fault="kill", job="p", after_s=at_s - 7))
+    steps = [change(20, None, "pending", 0, job="p", at_s=5), change(21, "pending", "running", 1, job="p", at_s=at_s)]
+    good = clean()
+    return replace(good, notes=[*good.notes, *notes], changes=[*good.changes, *steps])
+
+
 KEYED = {"kind": "plain", "key": "k"}
 BREACHES: dict[str, Callable[[], Evidence]] = {
     "acknowledged": lambda: replace(clean(), rows=[]),
@@ -187,6 +195,7 @@ BREACHES: dict[str, Callable[[], Evidence]] = {
     "taken_back": lambda: with_notes(note(9, "driver", "taken_back", name="d1", after_s=60.0)),
     "resumed": lambda: with_notes(note(9, "driver", "resumed", fault="postgres_down", after_s=6.0)),
     "waits": lambda: with_notes(note(9, "driver", "looked", waited_s=1.6)),
+    "probed": lambda: probe_taken(14.2),
     "ends": lambda: with_notes(note(9, "driver", "exit", name="d2", code=-9, expected=None)),
     "gateways": lambda: with_notes(note(9, "driver", "gateway_exit", name="g1", code=-9, expected=None)),
     "steady": lambda: with_notes(*BEATS[:25], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[25:])),
@@ -212,6 +221,7 @@ SOUND: dict[str, Callable[[], Evidence]] = {
     ),
     "a run that was cut short and may not be repeated": lambda: cut_short("charge"),
     "a failure": lambda: failed("RuntimeError"),
+    "a probe that waits while a fault lasts": lambda: probe_taken(11.8),
     "a flow": lambda: flow(5),
     "a tree": tree,
     "a full queue": lambda: limited(3),

@@ -36,7 +36,7 @@ async def probe(fleet: Fleet, fault: str, since_s: float) -> None:
                 break
         except AWAY:
             await anyio.sleep(0.02)
-    fleet.note("probed", fault=fault, after_s=now_s() - since_s)
+    fleet.note("probed", fault=fault, job=str(job), after_s=now_s() - since_s)
     if fault.startswith("postgres"):
         fleet.note("resumed", fault=fault, after_s=now_s() - since_s)
 
