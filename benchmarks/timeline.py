@@ -110,7 +110,7 @@ def table(processes: list[Process], begin: float, end: float) -> str:
 
 def svg(processes: list[Process], begin: float) -> str:
     """One lane per process, from `begin` for 250 ms: how much of each 2 ms it ran, and waited for a core."""
-    shown = [each for each in processes if sum(each.shares(begin, begin + SHOWN_S)) > 0.005]
+    shown = [each for each in processes if sum(each.shares(begin, begin + SHOWN_S)) > 0.02]
     bins, width, height = round(SHOWN_S / BIN_S), 6, 44
     parts = []
     for lane, process in enumerate(shown):
@@ -119,8 +119,9 @@ def svg(processes: list[Process], begin: float) -> str:
         parts.append(f'<line x1="10" x2="{10 + bins * width}" y1="{bottom}" y2="{bottom}" stroke="#9aa4af"/>')
         for number in range(bins):
             at, y = begin + number * BIN_S, float(bottom)
-            for share, colour in zip(process.shares(at, at + 2 * BIN_S), _COLOURS.values(), strict=True):
-                tall = min(1.0, share) * height
+            shares = process.shares(at, at + 2 * BIN_S)
+            for share, colour in zip(shares, _COLOURS.values(), strict=True):
+                tall = share / max(1.0, sum(shares)) * height  # the kernel counts by its own ticks
                 y -= tall
                 if tall > 0.5:
                     x = 10 + number * width
