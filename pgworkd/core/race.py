@@ -26,17 +26,20 @@ class AllFailed(Failed):
 
 
 async def first(
-    attempts: Sequence[Callable[[], Awaitable[Found]]], limit_s: float, drop: Callable[[Found], None]
+    attempts: Sequence[Callable[[], Awaitable[Found]]],
+    limit_s: float,
+    drop: Callable[[Found], None],
+    stagger_s: float | None = None,
 ) -> Found:
     """Returns what the first attempt to succeed does; an attempt may itself be such a race. Raises AllFailed.
 
-    Each begins when the one before it has failed, or has taken a while: at most STAGGER_S, and so little that the last
-    one begins within half of `limit_s` seconds, by which the attempts themselves end. So none is given up early because
-    there are many, as it would be if they shared the time, and a silent one delays the others by a second.
+    Each begins when the one before it has failed, or has taken a while: at most `stagger_s` (None: STAGGER_S), and so
+    little that the last one begins within half of `limit_s` seconds, by which the attempts themselves end. So none is given up
+    early because there are many, as it would be if they shared the time, and a silent one delays the others little.
 
     What an attempt raises that is not `Failed` is raised here, and ends the others. `drop` gets what came too late.
     """
-    stagger_s = min(STAGGER_S, limit_s / 2 / max(1, len(attempts)))
+    stagger_s = min(STAGGER_S if stagger_s is None else stagger_s, limit_s / 2 / max(1, len(attempts)))
     found: list[Found] = []
     failed: list[Failed] = []
     final: list[Exception] = []

@@ -77,7 +77,7 @@ class _Url:
         try:
             return await sender.post(endpoint.parts, headers, content, endpoint.timeout_s)
         finally:
-            await sender.close()
+            sender.close()
 
 
 class Push(_Url):

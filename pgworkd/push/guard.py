@@ -6,16 +6,20 @@ server that answers differently the second time gains nothing (DNS rebinding), n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import anyio
-import httpcore
 
+from pgworkd.core.look_up import look_up
+from pgworkd.core.race import AllFailed, Failed, first
 from pgworkd.errors import UsageError
 from pgworkd.process import forks
 
@@ -26,12 +30,14 @@ PRIVILEGED_BELOW = 1024
 CONNECT_S_MAX = 10.0
 ADDRESSES_MAX = 8
 """Addresses of one name that are tried."""
+STAGGER_S = 0.25
+"""An address that has not answered within this many seconds is joined by the next one (RFC 8305, 5)."""
 _UNICAST = ipaddress.ip_network("2000::/3")
 """The network that is routed as IPv6 at all: https://www.iana.org/assignments/ipv6-address-space."""
 _TUNNELS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
 """IPv6 that carries an IPv4 address, which may be any: NAT64 (RFC 6052, 8215), 6to4 (RFC 3056), Teredo (RFC 4380)."""
 
-Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
+Resolve = Callable[[str], Awaitable[Iterable[str]]]
 """The addresses of a name."""
 
 
@@ -100,51 +106,35 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-async def look_up(host: str, port: int) -> list[str]:
-    """The addresses of a name, in the system's order. OSError if there is none."""
-    found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+class ConnectionFailed(Exception):  # noqa: N818 - what happened
+    """There is no connection to a receiver: nothing was sent."""
 
 
-class GuardedNetwork(httpcore.AsyncNetworkBackend):
-    """Connections to allowed addresses, for httpcore; certificates are still checked for the name."""
+class Network:
+    """Connections to allowed addresses."""
 
     def __init__(self, *, allow_private: bool = False, resolve: Resolve = look_up) -> None:
         self._allow_private, self._resolve = allow_private, resolve
-        self._network = httpcore.AnyIOBackend()
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """A connection to the first address that answers. Raises AddressRefused, httpcore.ConnectError or -Timeout."""
-        limit_s = CONNECT_S_MAX if timeout is None else min(timeout, CONNECT_S_MAX)
-        with anyio.move_on_after(limit_s):
-            return await self._connected(host, port, local_address, socket_options)
-        raise httpcore.ConnectTimeout(f"no connection to {host} within {limit_s:g} s")
-
-    async def _connected(
-        self, host: str, port: int, local_address: str | None, socket_options: Iterable[Any] | None
-    ) -> httpcore.AsyncNetworkStream:
-        last: Exception = httpcore.ConnectError(f"the name {host} has no address")
-        for address in (await self._judged(host, port))[:ADDRESSES_MAX]:
+    async def connect(self, host: str, port: int) -> socket.socket:
+        """A socket that is connected to one of the host's addresses. Raises AddressRefused or ConnectionFailed."""
+        until = anyio.current_time() + CONNECT_S_MAX
+        with anyio.move_on_after(CONNECT_S_MAX):
+            addresses = _in_turns(await self._judged(host))[:ADDRESSES_MAX]
+            attempts = [partial(_connected, address, port) for address in addresses]
             try:
-                stream = await self._network.connect_tcp(address, port, None, local_address, socket_options)
-                forks.keep_private(stream.get_extra_info("socket"))
-                return stream
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                last = error
-        raise last
+                return await first(attempts, until - anyio.current_time(), socket.socket.close, STAGGER_S)
+            except AllFailed as failed:
+                raise ConnectionFailed(str(failed.failed[-1])) from failed
+        raise ConnectionFailed(f"no connection to {host} within {CONNECT_S_MAX:g} s")
 
-    async def _judged(self, host: str, port: int) -> list[str]:
+    async def _judged(self, host: str) -> list[str]:
         try:
-            addresses = list(await self._resolve(host, port))
+            addresses = list(await self._resolve(host))
         except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError(f"the name {host} cannot be looked up: {error}") from error
+            raise ConnectionFailed(f"the name {host} cannot be looked up: {error}") from error
+        if not addresses:
+            raise ConnectionFailed(f"the name {host} has no address")
         wrong = [] if self._allow_private else [each for each in addresses if not is_public(each)]
         if wrong:  # one is enough: which of them answers is up to others
             raise AddressRefused(
@@ -152,15 +142,26 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
             )
         return addresses
 
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        """Raises AddressRefused, always."""
-        raise AddressRefused(f"the socket {path} is not of the public internet")
 
-    async def sleep(self, seconds: float) -> None:
-        """Sleeps, as httpcore asks for between attempts."""
-        await anyio.sleep(seconds)
+def _in_turns(addresses: Sequence[str]) -> list[str]:
+    """Addresses of IPv6 and IPv4 in turns: a network may know one of them only (RFC 8305, 4)."""
+    first_kind = ":" in addresses[0]
+    kinds = [[each for each in addresses if (":" in each) is kind] for kind in (first_kind, not first_kind)]
+    return [each for pair in zip_longest(*kinds) for each in pair if each is not None]
+
+
+async def _connected(address: str, port: int) -> socket.socket:
+    """A socket that is connected to this address. Raises Failed."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        forks.keep_private(made)
+        made.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(made, (address, port))
+    except OSError as error:
+        made.close()
+        raise Failed(f"{address} port {port}: {error.strerror or error}") from error
+    except BaseException:
+        made.close()
+        raise
+    return made

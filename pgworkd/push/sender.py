@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import SplitResult
 
 import anyio
-import httpcore
+import h11
 
-from pgworkd.core.payload import BYTES_MAX, clean_text
+from pgworkd.core.look_up import look_up
+from pgworkd.core.payload import clean_text
 from pgworkd.push.answer import EndpointAnswer
-from pgworkd.push.connections import Connections
-from pgworkd.push.guard import PORTS, AddressRefused, GuardedNetwork, Resolve, look_up
+from pgworkd.push.connections import Broken, Connections
+from pgworkd.push.guard import AddressRefused, ConnectionFailed, Network, Resolve
 
 SAID_BYTES_MAX = 300
 
@@ -34,77 +33,53 @@ class Sender:
         self, *, allow_private: bool = False, tls: ssl.SSLContext | None = None, resolve: Resolve = look_up
     ) -> None:
         """`tls`: what certificates are trusted, by default those of the system; `resolve`: looks up names."""
-        network = GuardedNetwork(allow_private=allow_private, resolve=resolve)
+        network = Network(allow_private=allow_private, resolve=resolve)
         self._connections = Connections(tls or ssl.create_default_context(), network)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Closes all connections."""
-        await self._connections.close()
+        self._connections.close()
 
-    async def sweep(self) -> None:
+    def sweep(self) -> None:
         """Closes connections that have been idle for too long; to be called now and then."""
-        await self._connections.sweep()
+        self._connections.sweep()
 
     async def post(
-        self, url: SplitResult, headers: Mapping[str, str], content: bytes, limit_s: float
+        self, url: SplitResult, headers: Mapping[str, str], content: bytes, limit_s: float, *, once: bool = False
     ) -> EndpointAnswer:
         """Sends a message; the answer, at most 1 MiB. Raises NotDelivered or PerhapsDelivered, within `limit_s`, too.
 
-        `url`: of `guard.check_url`.
+        `url`: of `guard.check_url`. `once`: what it asks for may be done once only, so it is sent over a connection of
+        its own: the receiver may just be closing one that was kept, and then it is not known whether it was read.
         """
-        sent = False
-
-        async def trace(event: str, _: Mapping[str, Any]) -> None:
-            nonlocal sent
-            sent = sent or event.startswith("http11.send_request_headers")
-
+        request, sent = _request(url, headers, content), False
         try:
-            with anyio.move_on_after(limit_s), _errors():
-                return await self._answer(url, headers, content, {"trace": trace})
-            raise NotDelivered(f"no answer within {limit_s:g} s")
-        except NotDelivered as error:
-            if sent and not isinstance(error.__cause__, httpcore.LocalProtocolError):  # that is: a header is refused
-                raise PerhapsDelivered(f"{error}; it may have been done") from error
-            raise
-
-    async def _answer(
-        self, url: SplitResult, headers: Mapping[str, str], content: bytes, extensions: dict[str, Any]
-    ) -> EndpointAnswer:
-        target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-        to = httpcore.URL(scheme=url.scheme, host=url.hostname or "", port=url.port or PORTS[url.scheme], target=target)
-        named = {"host": url.netloc, "content-length": str(len(content)), **headers}
-        sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
-        request = httpcore.Request("POST", to, headers=sent, content=content, extensions=extensions)
-        async with self._connections.send(request) as answer:
-            found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
-            read, is_whole = await _read(answer)
-            return EndpointAnswer(answer.status, found, read, is_whole)
+            with anyio.move_on_after(limit_s):
+                async with self._connections.lend(url, anew=once) as connection:
+                    sent = True
+                    return await connection.post(request, content)
+            error, said = None, f"no answer within {limit_s:g} s"
+        except AddressRefused as refused:
+            raise NotDelivered(str(refused)) from refused
+        except (Broken, ConnectionFailed, OSError) as failed:
+            error, said = failed, f"the connection failed: {_cleaned(failed)}"
+        if sent:
+            raise PerhapsDelivered(f"{said}; it may have been done") from error
+        raise NotDelivered(said) from error
 
 
-async def _read(answer: httpcore.Response) -> tuple[bytes, bool]:
-    """Reads the body; whether that is all of it."""
-    parts, size = [], 0
-    async for part in answer.aiter_stream():
-        parts.append(part)
-        size += len(part)
-        if size > BYTES_MAX:
-            return b"".join(parts)[:BYTES_MAX], False
-    return b"".join(parts), True
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Errors of connections as NotDelivered, with what they say."""
+def _request(url: SplitResult, headers: Mapping[str, str], content: bytes) -> h11.Request:
+    target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    named = {"host": url.netloc, "content-length": str(len(content)), **headers}
     try:
-        yield
-    except AddressRefused as error:
-        raise NotDelivered(str(error)) from error
-    except (
-        httpcore.NetworkError,
-        httpcore.TimeoutException,
-        httpcore.ProtocolError,
-        httpcore.UnsupportedProtocol,
-        OSError,
-    ) as error:
-        said = clean_text(str(error) or type(error).__name__, SAID_BYTES_MAX)
-        raise NotDelivered(f"the connection failed: {said}") from error
+        return h11.Request(
+            method="POST",
+            target=target,
+            headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()],
+        )
+    except h11.LocalProtocolError as error:
+        raise NotDelivered(f"a header cannot be sent: {_cleaned(error)}") from error
+
+
+def _cleaned(error: Exception) -> str:
+    return clean_text(str(error) or type(error).__name__, SAID_BYTES_MAX)

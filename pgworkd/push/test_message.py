@@ -23,6 +23,6 @@ async def attempted(endpoint: Endpoint, secrets_dir: Path | None) -> tuple[bool,
     except (NotDelivered, PerhapsDelivered) as error:
         return False, f"{type(error).__name__}: {error}"
     finally:
-        await sender.close()
+        sender.close()
     cause, said = described(answer)
     return 200 <= answer.status < 300, f"{cause}: {said}" if said else cause

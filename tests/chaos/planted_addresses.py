@@ -21,7 +21,7 @@ BUGS = (
     python(
         "with many silent addresses the last is never tried",
         "core/race",
-        "stagger_s = min(STAGGER_S, limit_s / 2 / max(1, len(attempts)))",
+        "stagger_s = min(STAGGER_S if stagger_s is None else stagger_s, limit_s / 2 / max(1, len(attempts)))",
         "stagger_s = STAGGER_S",
         tests=_ADDRESSES,
     ),
@@ -49,7 +49,7 @@ BUGS = (
     ),
     python(
         "a silent name server keeps the process from ending",
-        "database/addresses",
+        "core/look_up",
         'name=f"pgworkd look-up {name}", daemon=True)',
         'name=f"pgworkd look-up {name}")',
         tests=_ADDRESSES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 _DAEMON, _CALLBACKS = "tests/push/test_daemon.py", "tests/push/test_callbacks.py"
+_CONNECTIONS = "tests/push/test_connections.py"
 _GUARD, _MESSAGE, _SQL = "tests/push/test_guard.py", "tests/push/test_message.py", "tests/sql/test_endpoints.py"
 
 BUGS = (
@@ -30,6 +31,55 @@ BUGS = (
         tests=_GUARD,
     ),
     python(
+        "what comes behind an answer begins the next one",
+        "push/connections",
+        'states == {h11.DONE} and self._http.trailing_data == (b"", False)',
+        "states == {h11.DONE}",
+        tests=_CONNECTIONS,
+    ),
+    python(
+        "what comes when no answer is due is one",
+        "push/connections",
+        "        if self._due is None or self._due.done():\n            self.close()",
+        "        if self._due is None or self._due.done():\n            self._http.receive_data(data)",
+        tests=_CONNECTIONS,
+    ),
+    python(
+        "a connection is kept although its receiver has not read all",
+        "push/connections",
+        "        if not is_read or self._transport.get_write_buffer_size() or",
+        "        if not is_read or",
+        tests=_CONNECTIONS,
+    ),
+    python(
+        "the time that a receiver keeps a connection is not heeded",
+        "push/connections",
+        "min(IDLE_S, IDLE_S if told is None else int(told[1]) - EARLIER_S)",
+        "IDLE_S",
+        tests=_CONNECTIONS,
+    ),
+    python(
+        "what may be done once is sent over a connection that was kept",
+        "push/connections",
+        "(None if anew else self._kept(place))",
+        "self._kept(place)",
+        tests=_CONNECTIONS,
+    ),
+    python(
+        "a job that may run once is pushed over a connection that was kept",
+        "push/daemon/delivery",
+        "endpoint.timeout_s, once=once)",
+        "endpoint.timeout_s)",
+        tests=_DAEMON,
+    ),
+    python(
+        "addresses are tried in the order of the name server",
+        "push/guard",
+        "_in_turns(await self._judged(host))",
+        "list(await self._judged(host))",
+        tests=_GUARD,
+    ),
+    python(
         "a secret that others may read is used",
         "push/secrets",
         "            if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):",
@@ -39,7 +89,7 @@ BUGS = (
     python(
         "a request that was not sent is the only attempt",
         "push/daemon/delivery",
-        "ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED",
+        "ending = Ending.RELEASED if once else Ending.FAILED",
         "ending = Ending.FAILED",
         tests=_DAEMON,
     ),

@@ -49,6 +49,7 @@ class Downstream:
         self.connections = 0
         self.port = 0
         self.tasks: set[asyncio.Task[None]] = set()
+        self.writers: list[Writer] = []
 
     @property
     def url(self) -> str:
@@ -57,6 +58,7 @@ class Downstream:
 
     def accept(self, reader: Reader, writer: Writer) -> None:
         """One connection more."""
+        self.writers.append(writer)
         self.tasks.add(asyncio.get_running_loop().create_task(self.serve(reader, writer)))
 
     async def serve(self, reader: Reader, writer: Writer) -> None:
@@ -91,3 +93,5 @@ async def serving(down: Downstream, tls: ssl.SSLContext | None = None) -> AsyncI
             task.cancel()
         if down.tasks:
             await asyncio.wait(down.tasks)
+        for writer in down.writers:  # a task that had not begun has not closed its own
+            writer.close()

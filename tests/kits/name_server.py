@@ -51,7 +51,7 @@ class Names:
     def __init__(self, server: NameServer, port: int) -> None:
         self.server, self._port = server, port
 
-    async def look_up(self, host: str, _: int) -> Iterable[str]:
+    async def look_up(self, host: str) -> Iterable[str]:
         """The addresses of a name, asked for now."""
         name = b"".join(bytes([len(part)]) + part.encode() for part in host.split(".")) + b"\0"
         loop = asyncio.get_running_loop()

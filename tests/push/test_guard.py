@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
-from typing import Any
-from unittest import mock
 
-import httpcore
+import anyio
 import pytest
 
+from pgworkd.core.race import Failed
 from pgworkd.errors import UsageError
 from pgworkd.push import guard
-from pgworkd.push.guard import AddressRefused, GuardedNetwork, check_url, is_public, look_up
+from pgworkd.push.guard import AddressRefused, ConnectionFailed, Network, check_url, is_public
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.215.14", "2606:4700:4700::1111", "::ffff:8.8.8.8", "2a00:1450:4001:829::200e")
 PRIVATE = """
@@ -43,8 +43,8 @@ def test_no_other_address_is(address: str) -> None:
 async def test_an_address_in_disguise_is_refused_or_none(host: str) -> None:
     """As the system reads it: either it is judged as what it is, or it is no name at all."""
     url = check_url(f"http://{host}:8080/x", allow_private=True)
-    with pytest.raises((AddressRefused, httpcore.ConnectError)):
-        await GuardedNetwork().connect_tcp(url.hostname or "", url.port or 80, timeout=5)
+    with pytest.raises((AddressRefused, ConnectionFailed)):
+        await Network().connect(url.hostname or "", url.port or 80)
 
 
 @pytest.mark.parametrize("host", DISGUISED)
@@ -59,67 +59,69 @@ class Names:
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers, self.asked = list(answers), 0
 
-    async def __call__(self, host: str, port: int) -> Sequence[str]:
+    async def __call__(self, host: str) -> Sequence[str]:
         self.asked += 1
         return self.answers[min(self.asked, len(self.answers)) - 1]
 
 
-class Network(httpcore.AsyncMockBackend):
-    """Takes note of each connection; `dead`: addresses that do not answer."""
+class Tried:
+    """Takes note of each address that is tried, in the place of the network; `dead` refuse, `silent` say nothing."""
 
-    def __init__(self, *dead: str) -> None:
-        super().__init__([])
-        self.tried: list[str] = []
-        self.dead = dead
+    def __init__(self, patch: pytest.MonkeyPatch, *, dead: str = "", silent: Sequence[str] = ()) -> None:
+        self.addresses: list[str] = []
+        self.dead, self.silent = dead, silent
+        patch.setattr(guard, "_connected", self.connected)
 
-    async def connect_tcp(self, host: str, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
-        self.tried.append(host)
-        if host in self.dead:
-            raise httpcore.ConnectError("no route")
-        return await super().connect_tcp(host, *args, **kwargs)
-
-
-def guarded(names: Names, *dead: str) -> tuple[GuardedNetwork, Network]:
-    """A guard with this name server, on a network where all but `dead` answer."""
-    network = Network(*dead)
-    with mock.patch.object(guard.httpcore, "AnyIOBackend", return_value=network):
-        return GuardedNetwork(resolve=names), network
+    async def connected(self, address: str, _: int) -> socket.socket:
+        self.addresses.append(address)
+        if address in self.silent:
+            await anyio.sleep_forever()
+        if address == self.dead:
+            raise Failed("no route")
+        return socket.socket()
 
 
-async def test_the_address_that_was_judged_is_the_one_that_is_used() -> None:
-    names = Names(["8.8.8.8"], ["127.0.0.1"])
-    one, network = guarded(names)
-    await one.connect_tcp("rebind.example.com", 443)
-    assert (names.asked, network.tried) == (1, ["8.8.8.8"])
+async def test_the_address_that_was_judged_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, names = Tried(monkeypatch), Names(["8.8.8.8"], ["127.0.0.1"])
+    network = Network(resolve=names)
+    (await network.connect("rebind.example.com", 443)).close()
+    assert (names.asked, tried.addresses) == (1, ["8.8.8.8"])
     with pytest.raises(AddressRefused, match=r"rebind.example.com has the address 127\.0\.0\.1"):
-        await one.connect_tcp("rebind.example.com", 443)
-    assert network.tried == ["8.8.8.8"]
+        await network.connect("rebind.example.com", 443)
+    assert tried.addresses == ["8.8.8.8"]
 
 
 @pytest.mark.parametrize("place", range(3))
-async def test_one_private_address_among_public_ones_is_enough(place: int) -> None:
-    addresses = ["8.8.8.8", "1.1.1.1"]
+async def test_one_private_address_among_public_ones_is_enough(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, addresses = Tried(monkeypatch), ["8.8.8.8", "1.1.1.1"]
     addresses.insert(place, "169.254.169.254")
-    one, network = guarded(Names(addresses))
     with pytest.raises(AddressRefused):
-        await one.connect_tcp("mixed.example.com", 443)
-    assert network.tried == []
+        await Network(resolve=Names(addresses)).connect("mixed.example.com", 443)
+    assert tried.addresses == []
 
 
-async def test_an_address_that_does_not_answer_is_followed_by_the_next() -> None:
-    one, network = guarded(Names(["8.8.8.8", "1.1.1.1"]), "8.8.8.8")
-    await one.connect_tcp("two.example.com", 443)
-    assert network.tried == ["8.8.8.8", "1.1.1.1"]
-    none, network = guarded(Names(["8.8.8.8"]), "8.8.8.8")
-    with pytest.raises(httpcore.ConnectError, match="no route"):
-        await none.connect_tcp("dead.example.com", 443)
+async def test_an_address_that_does_not_answer_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = Tried(monkeypatch, dead="8.8.8.8")
+    (await Network(resolve=Names(["8.8.8.8", "1.1.1.1"])).connect("two.example.com", 443)).close()
+    assert tried.addresses == ["8.8.8.8", "1.1.1.1"]
+    with pytest.raises(ConnectionFailed, match="no route"):
+        await Network(resolve=Names(["8.8.8.8"])).connect("dead.example.com", 443)
+
+
+async def test_silent_addresses_are_not_waited_for_and_each_kind_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network without a route for IPv6 drops what is sent there; most names have addresses of both kinds."""
+    silent = [f"2606:4700::{n}" for n in range(1, 8)]
+    tried, began = Tried(monkeypatch, silent=silent), anyio.current_time()
+    (await Network(resolve=Names([*silent, "8.8.8.8", "1.1.1.1"])).connect("both.example.com", 443)).close()
+    assert tried.addresses == [silent[0], "8.8.8.8"]
+    assert anyio.current_time() - began < guard.CONNECT_S_MAX / 2
 
 
 async def test_a_name_that_cannot_be_looked_up_is_no_connection() -> None:
-    with pytest.raises(httpcore.ConnectError, match=r"nowhere\.invalid cannot be looked up"):
-        await GuardedNetwork(resolve=look_up).connect_tcp("nowhere.invalid", 443, timeout=30)
-    with pytest.raises(AddressRefused):
-        await GuardedNetwork().connect_unix_socket("/run/docker.sock")
+    with pytest.raises(ConnectionFailed, match=r"nowhere\.invalid cannot be looked up"):
+        await Network().connect("nowhere.invalid", 443)
+    with pytest.raises(ConnectionFailed, match="has no address"):
+        await Network(resolve=Names([])).connect("empty.example.com", 443)
 
 
 WRONG = {

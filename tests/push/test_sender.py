@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import socket
 import ssl
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpcore
 import pytest
 import trustme
 
 from pgworkd.core.job import Ending
+from pgworkd.core.race import Failed
+from pgworkd.push import guard
 from pgworkd.push.answer import EndpointAnswer, verdict
 from pgworkd.push.guard import check_url
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
-from tests.kits.downstream import OK, Downstream, Writer, serving
+from tests.kits.downstream import Downstream, Writer, serving
 from tests.kits.name_server import naming
+from tests.kits.sending import post, sending
 
 pytestmark = pytest.mark.slow("services that hang, or answer one byte a second")
-
-
-@contextlib.asynccontextmanager
-async def sending(**options: Any) -> AsyncIterator[Sender]:
-    """A sender that may reach this host."""
-    sender = Sender(**{"allow_private": True} | options)
-    try:
-        yield sender
-    finally:
-        await sender.close()
-
-
-async def post(
-    sender: Sender, port: int, limit_s: float = 5.0, *, scheme: str = "http", host: str = "127.0.0.1", **headers: str
-) -> EndpointAnswer:
-    """Posts a little JSON."""
-    return await sender.post(check_url(f"{scheme}://{host}:{port}/in?a=b", allow_private=True), headers, b"{}", limit_s)
 
 
 async def test_a_request_arrives_whole_and_its_answer_comes_back() -> None:
@@ -189,7 +174,7 @@ async def test_a_certificate_is_for_the_name_and_valid() -> None:
     trusting = ssl.create_default_context()
     ours.configure_trust(trusting)
 
-    async def resolve(host: str, port: int) -> list[str]:
+    async def resolve(host: str) -> list[str]:
         return ["127.0.0.1"]
 
     past = datetime.now(UTC) - timedelta(days=1)
@@ -216,46 +201,38 @@ async def test_a_hundred_at_once_share_the_connections_of_one_sender() -> None:
     assert len(down.requests) == 100
 
 
-async def test_connections_are_kept_and_closed_when_they_are_idle_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(Downstream()) as down, sending() as sender:
-        for _ in range(10):
-            await post(sender, down.port)
-        assert down.connections == 1
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(10):
-                tasks.create_task(post(sender, down.port, 30))
-        before = down.connections
-        assert before <= 11
-        kept = [each for idle in sender._connections._idle.values() for each in idle]
-        assert len(kept) == before
-        await sender.sweep()
-        assert sum(map(len, sender._connections._idle.values())) == before, "they are not that old"
-        monkeypatch.setattr(httpcore.AsyncHTTPConnection, "has_expired", lambda _: True)
-        await sender.sweep()
-        assert not any(sender._connections._idle.values())
-        assert all(each.is_closed() for each in kept)
+async def test_a_silent_name_server_holds_up_its_own_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty names that nobody answers, and each look-up takes a thread for as long."""
+    over, real = threading.Event(), socket.getaddrinfo
+
+    def answered(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("silent"):
+            over.wait(30)
+            raise OSError("no answer")
+        return real("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answered)
+    try:
+        async with serving(Downstream()) as down, sending() as sender, asyncio.TaskGroup() as tasks:
+            silent = [
+                tasks.create_task(lost(sender, f"http://silent{number}.example.com:{down.port}/"))
+                for number in range(20)
+            ]
+            await asyncio.sleep(0.1)
+            for _ in range(5):
+                answer = await post(sender, down.port, 2, host="fast.example.com")
+                assert answer.status == 200
+            over.set()
+        assert {each.result() for each in silent} == {"the name cannot be looked up"}
+    finally:
+        over.set()
 
 
-@pytest.mark.parametrize("status", [204, 304])
-@pytest.mark.parametrize(
-    "how", ["content-length: 2\r\n\r\n{}", "transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
-)
-async def test_a_body_where_none_may_be_does_not_begin_the_next_answer(status: int, how: str) -> None:
-    async with serving(Downstream(f"HTTP/1.1 {status} x\r\n{how}".encode())) as down, sending() as sender:
-        for _ in range(3):
-            assert (await post(sender, down.port)).status == status
-        assert down.connections == 3
-
-
-async def test_a_connection_that_the_other_side_has_closed_is_not_used_again() -> None:
-    once = OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: timeout=1\r\n\r\n")
-    async with serving(Downstream(once)) as down, sending() as sender:
-        await post(sender, down.port)
-        for task in down.tasks:
-            task.cancel()  # it closes the connection, without a word
-        await asyncio.wait(down.tasks)
-        assert (await post(sender, down.port)).status == 200
-        assert (down.connections, len(down.requests)) == (2, 2)
+async def lost(sender: Sender, url: str) -> str:
+    """Why a request was not delivered."""
+    with pytest.raises(NotDelivered) as error:
+        await sender.post(check_url(url), {}, b"{}", 20)
+    return "the name cannot be looked up" if "cannot be looked up" in str(error.value) else str(error.value)
 
 
 HERE, ELSEWHERE = "127.0.0.1", "93.184.215.14"
@@ -266,11 +243,11 @@ async def test_a_name_server_that_changes_its_mind_gains_nothing(monkeypatch: py
     """It says public first, private then: there is one look-up for a connection, which goes where that one says."""
     called: list[str] = []
 
-    async def refused(_: Any, host: str, *__: Any) -> Any:
-        called.append(host)  # no packet leaves this host
-        raise httpcore.ConnectError("refused")
+    async def refused(address: str, _: int) -> Any:
+        called.append(address)  # no packet leaves this host
+        raise Failed("refused")
 
-    monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", refused)
+    monkeypatch.setattr(guard, "_connected", refused)
     async with (
         naming(*[[ELSEWHERE]] * times, [HERE]) as names,
         sending(allow_private=False, resolve=names.look_up) as sender,

@@ -94,7 +94,7 @@ class PushDaemon(Daemon):
             return await super().run()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._routes.close()
+                self._routes.close()
                 await self._endpoints.close()
 
     async def follow(self) -> None:
@@ -107,7 +107,7 @@ class PushDaemon(Daemon):
                 await outage.wait(error)
                 continue
             outage.passed()
-            changed = await self._routes.follow(routes)
+            changed = self._routes.follow(routes)
             self._push_app.sent = self._routes.targets.keys()
             if changed and not self.stop_requested.is_set():
                 self._queues.serve(self._wanted)

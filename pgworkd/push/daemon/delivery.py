@@ -53,12 +53,12 @@ class Delivery:
         content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
         fixed = (attempt.claimed.id, content, at, target.signing, endpoint.headers)
         headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=attempt.claimed.attempt)
-        latest = time.monotonic() + endpoint.timeout_s + FROZEN_S
+        latest, once = time.monotonic() + endpoint.timeout_s + FROZEN_S, attempt.claimed.max_attempts == 1
         try:
-            answer = await target.post(headers, content, endpoint.timeout_s)
+            answer = await target.post(headers, content, endpoint.timeout_s, once=once)
         except NotDelivered as error:
             # It was not begun, so the only attempt of a job is still to come.
-            ending = Ending.RELEASED if attempt.claimed.max_attempts == 1 else Ending.FAILED
+            ending = Ending.RELEASED if once else Ending.FAILED
             found = Verdict(ending, cause="NotDelivered", message=str(error))
             await self._unanswered(target, found.message, latest)
         except PerhapsDelivered as error:

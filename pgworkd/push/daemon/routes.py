@@ -37,27 +37,29 @@ class Target:
         self._pauses = 0
         self._paused_until = 0.0
 
-    async def post(self, headers: Mapping[str, str], content: bytes, limit_s: float) -> EndpointAnswer:
+    async def post(
+        self, headers: Mapping[str, str], content: bytes, limit_s: float, *, once: bool = False
+    ) -> EndpointAnswer:
         """Sends a message to the endpoint, see `Sender.post`."""
         self._requests += 1
         try:
-            return await self._sender.post(self.endpoint.parts, headers, content, limit_s)
+            return await self._sender.post(self.endpoint.parts, headers, content, limit_s, once=once)
         finally:
             self._requests -= 1
-            await self._close_if_retired()
+            self._close_if_retired()
 
-    async def sweep(self) -> None:
+    def sweep(self) -> None:
         """Closes connections that have been idle for too long."""
-        await self._sender.sweep()
+        self._sender.sweep()
 
-    async def retire(self) -> None:
+    def retire(self) -> None:
         """Closes the connections, as soon as no request uses them."""
         self._retired = True
-        await self._close_if_retired()
+        self._close_if_retired()
 
-    async def _close_if_retired(self) -> None:
+    def _close_if_retired(self) -> None:
         if self._retired and not self._requests:
-            await self._sender.close()
+            self._sender.close()
 
     def succeeded(self) -> None:
         """Notes that the endpoint has answered as one that works."""
@@ -93,7 +95,7 @@ class Routes:
         self._by_name: dict[str, Target] = {}
         self._faults: dict[str, str] = {}
 
-    async def follow(self, routes: Sequence[EndpointRoute]) -> bool:
+    def follow(self, routes: Sequence[EndpointRoute]) -> bool:
         """Takes over what the database says now. True if other queues are served than before."""
         if len(routes) > QUEUES_MAX:
             self._report("", f"more than {QUEUES_MAX:,} queues have an endpoint: give each daemon some, with --queue")
@@ -108,9 +110,9 @@ class Routes:
         names = {row["name"] for _, row in routes}
         self._faults = {name: fault for name, fault in self._faults.items() if name in names or not name}
         for target in gone:
-            await target.retire()
+            target.retire()
         for target in used.values():
-            await target.sweep()
+            target.sweep()
         return was.keys() != served.keys()
 
     def _target(self, row: Mapping[str, object]) -> Target | None:
@@ -135,7 +137,7 @@ class Routes:
             self._faults[name] = fault
             self._events.emit(events.ENDPOINT_REFUSED, endpoint=name, error=fault)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Closes all connections."""
         for target in self._by_name.values():
-            await target.retire()
+            target.retire()
