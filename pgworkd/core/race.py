@@ -34,8 +34,9 @@ async def first(
     """Returns what the first attempt to succeed does; an attempt may itself be such a race. Raises AllFailed.
 
     Each begins when the one before it has failed, or has taken a while: at most `stagger_s` (None: STAGGER_S), and so
-    little that the last one begins within half of `limit_s` seconds, by which the attempts themselves end. So none is given up
-    early because there are many, as it would be if they shared the time, and a silent one delays the others little.
+    little that the last one begins within half of `limit_s` seconds, by which the attempts themselves end. So none is
+    given up early because there are many, as it would be if they shared the time, and a silent one delays the others
+    little.
 
     What an attempt raises that is not `Failed` is raised here, and ends the others. `drop` gets what came too late.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -262,8 +263,14 @@ class RequestPool:
     A request that finds none free waits for `connect_timeout_s` at most.
     """
 
-    def __init__(self, options: ConnectionOptions, connections_max: int) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        connections_max: int,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`turn`: entered before a connection is asked for, and left when it is given back."""
+        self._options, self._turn = options, turn
         self._pool = TransactionPool(
             options, connections_max, name="http", settings={}, command_timeout_s=options.command_timeout_s
         )
@@ -276,7 +283,7 @@ class RequestPool:
         that the audit records.
         """
         try:
-            async with self._pool.begin(waiting=self._waiting) as connection:
+            async with self._turn(), self._pool.begin(waiting=self._waiting) as connection:
                 if by:
                     await connection.execute(_ACTOR, by)  # undone at the release
                 yield connection
@@ -290,7 +297,8 @@ class RequestPool:
     @contextlib.asynccontextmanager
     async def session(self, by: str = "") -> AsyncIterator[Connection]:
         """A connection on which each statement is a transaction of its own; `by`: the actor that the audit records."""
-        async with self._pool.lend(lambda connection: connection.execute(_ACTOR, by), self._waiting) as connection:
+        lent = self._pool.lend(lambda connection: connection.execute(_ACTOR, by), self._waiting)
+        async with self._turn(), lent as connection:
             yield _Lent(self._options, connection)
 
     def lookups(self) -> Connection:

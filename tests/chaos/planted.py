@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_addresses import BUGS as ADDRESSES
 from tests.chaos.planted_blocked import BUGS as BLOCKED
+from tests.chaos.planted_callers import BUGS as CALLERS
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_fleet import BUGS as FLEET
@@ -58,6 +59,7 @@ BUGS = (
     *SIGNALS,
     *REMOTE,
     *GATEWAY,
+    *CALLERS,
     *PROCESS,
     *PUSH,
     *RELEASES,

@@ -270,8 +270,8 @@ BUGS = (
     python(
         "who may do less than when the request came is answered",
         "gateway/api/request/gateway",
-        "                if not (await authorized(authorize, self._request)).covers(self._request.state.access):",
-        "                if not await authorized(authorize, self._request):",
+        "        if not (await authorized(self._authorize, request)).covers(request.state.access):",
+        "        if not await authorized(self._authorize, request):",
         tests="tests/http/test_waiting_tokens.py",
     ),
     python(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import pytest
 
-from pgworkd.gateway.api.request.bounds import HEADER_BYTES_MAX, SLASH
+from pgworkd.gateway.api.request.bounds import HEADER_BYTES_MAX
 from tests.kits.daemon import insert
 from tests.kits.gateway import calling
 
@@ -90,8 +91,8 @@ async def test_each_answer_says_that_it_is_not_to_be_stored_or_guessed_at(dsn: s
         "/v1/tokens%0a",
         "/v1/tokens;x=1",
         "/v1/%74okens%2f",
-        f"/v1/queues/a{SLASH}b",
-        "/v1/queues/%EE%80%80",
+        "/v1/queues/%EE%80%80s",
+        "/v1/jobs%0A",
         "/v1/queues/%FF%FE",
         "/v1/queues/%00",
         "/v1/tokens%EF%BC%8F",
@@ -188,3 +189,41 @@ async def test_mounted_below_another_application(dsn: str) -> None:
         problem = (await client.get("/inner/jobs/v1/jobs/00000000-0000-0000-0000-000000000000")).json()
         assert (await client.get(problem["type"])).status_code == 200
         assert (await client.get("/inner/jobs/v1/queues/a%2Fb")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "a\nb", "a\n", "a\r\nb", "\ue000", "a\ue000sb", "\x01\x7f", "e\u0301", "/" * 200, "a b?c#d%2F"]
+)
+async def test_any_name_can_be_used_in_a_path(dsn: str, name: str) -> None:
+    async with calling(dsn) as call:
+        await call.ok("POST", "/v1/jobs", {"queue": name})
+        place = f"/v1/queues/{quote(name, safe='')}"
+        assert (await call.ok("GET", place))["queue"] == name
+        assert (await call.ok("POST", f"{place}/pause"))["queue"] == name
+        assert (await call.problem("GET", f"/v1/schedules/{quote(name, safe='')}"))[0] == 404
+        too_long = quote((name * 201)[:201], safe="")
+        assert (await call.problem("GET", f"/v1/queues/{too_long}"))[0] == 422
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7:7433", "", None])
+async def test_probes_are_answered_under_any_host(dsn: str, host: str | None) -> None:
+    """Load balancers ask by address, and HAProxy without a host."""
+    async with calling(dsn) as call:
+        for method in ("GET", "HEAD"):
+            for path in ("/healthz", "/readyz", "/healthz?x=1"):
+                request = call.client.build_request(method, path, headers={"Host": host or ""})
+                if host is None:
+                    del request.headers["host"]
+                answer = await call.client.send(request)
+                assert answer.status_code == 200, (method, path)
+        asked = {"Host": host} if host else {"Host": ""}
+        assert (await call("GET", "/metrics", headers=asked)).status_code == (421 if host else 200)
+        assert (await call("GET", "/v1/queues", headers=asked)).status_code == 421
+
+
+async def test_head_is_answered_as_get(dsn: str) -> None:
+    async with calling(dsn) as call:
+        for path in ("/v1/queues", "/v1/queues/nothing", "/metrics"):
+            got, head = await call("GET", path), await call("HEAD", path)
+            assert (head.status_code, head.headers["content-type"]) == (got.status_code, got.headers["content-type"])
+        assert (await call("HEAD", "/v1/events?of=audit")).status_code == 405, "it would not end"

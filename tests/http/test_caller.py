@@ -37,8 +37,8 @@ class Serving(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def serving(dsn: str) -> AsyncIterator[Serving]:
-    found = server(asgi(dsn, authorize=anyone), 1.0)
+async def serving(dsn: str, proxies: tuple[str, ...] = ()) -> AsyncIterator[Serving]:
+    found = server(asgi(dsn, authorize=anyone), 1.0, proxies)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(found.serve, [listener])
@@ -103,3 +103,45 @@ async def test_a_body_that_stops_coming_is_given_up(dsn: str, monkeypatch: pytes
         await stream.send(post("/v1/jobs", b'{"queue": "q"}')[:-1])
         status, problem = await answer(stream)
         assert (status, problem["type"].rpartition("/")[2]) == (408, "body-too-slow")
+
+
+async def test_a_caller_that_sends_no_more_is_answered(dsn: str) -> None:
+    """As `nc -N` does; and some clients of one request."""
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        await stream.send(post("/v1/jobs", b'{"queue": "q"}'))
+        await stream.send_eof()
+        assert (await answer(stream))[0] == 201
+        with pytest.raises(anyio.EndOfStream):
+            await stream.receive()
+        await until(lambda: gate.connections == 0)
+
+
+async def test_a_wait_ends_when_its_caller_sends_no_more(dsn: str, db: Db) -> None:
+    """It may as well have gone: a job would be given to nobody."""
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        worker, secret = await registered(stream)
+        claim = post("/v1/claims", json.dumps({"worker": worker, "queues": ["q"], "wait_s": 30}).encode(), secret)
+        await stream.send(claim)
+        await anyio.sleep(0.3)
+        began = anyio.current_time()
+        await stream.send_eof()
+        assert (await answer(stream))[1]["assignments"] == []
+        assert anyio.current_time() - began < 5
+        (job_id,) = await insert(db)
+        assert await db.fetchval("SELECT status FROM pgworkd.jobs WHERE id = $1", job_id) == "pending"
+
+
+@pytest.mark.parametrize(
+    ("trusted", "prefix", "below"),
+    [("127.0.0.1", "/jobs", "/jobs"), ("10.0.0.1", "/jobs", ""), ("127.0.0.1", "//evil.example", "")],
+)
+async def test_links_lead_to_where_a_proxy_serves_the_gateway(dsn: str, trusted: str, prefix: str, below: str) -> None:
+    told = f"X-Forwarded-Prefix: {prefix}\r\n"
+    async with serving(dsn, (trusted,)) as gate, await gate.connect() as stream:
+        for _ in range(2):
+            await stream.send(post("/v1/jobs", b'{"queue": ""}', told))
+            assert (await answer(stream))[1]["type"] == f"{below}/v1/problems/invalid"
+            await stream.send(post("/v1/queues/q/pause?create=true", b"{}", told))
+            assert (await answer(stream))[0] == 200
+            await stream.send(post("/v1/jobs", b'{"queue": ""}'))
+            assert (await answer(stream))[1]["type"] == "/v1/problems/invalid"

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import httptools
@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pgworkd.gateway.api.request.bounds import HEADER_BYTES_MAX
-from pgworkd.gateway.api.request.caller import HAS_ARRIVED, IS_CLOSING
+from pgworkd.gateway.api.request.caller import HAS_ARRIVED, IS_CLOSING, ON_CLOSING
 from pgworkd.process import forks
 
 HEAD_S = 15.0
@@ -27,6 +27,9 @@ IDLE_S = 75.0
 """A connection without a request is closed after this many seconds: later than proxies in front do."""
 HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
 """A head that is not complete after this many bytes, or one read more, closes its connection."""
+HALF_CLOSED_S = 10.0
+"""A caller that has closed its side is answered for this long."""
+_PREFIX = re.compile(rb"(/[A-Za-z0-9._~-]{1,100}){1,10}")
 BACKLOG = 1024
 
 
@@ -66,7 +69,9 @@ class _Joined:
 class Protocol(HttpToolsProtocol):
     """The protocol of one connection, with bounds on the time and size of a head. An offer to upgrade is declined."""
 
-    _in_body = False
+    _in_body = _is_half_closed = False
+    _on_closing: list[Callable[[], None]]
+    """Called when the caller of the request under way closes its side."""
     _head_bytes = 0
     """At least 1 while the head of a request has begun and is not complete."""
     _head_began = _message_ended = False
@@ -135,8 +140,10 @@ class Protocol(HttpToolsProtocol):
             return
         self._head_began, self._head_bytes, self._in_body = False, 0, True
         self._expect(None)
-        self._notes[IS_CLOSING] = self.transport.is_closing
+        self._notes[IS_CLOSING] = self._is_closing
+        self._notes[ON_CLOSING] = self._on_closing = []
         self._check_head()
+        self._take_prefix()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -146,6 +153,22 @@ class Protocol(HttpToolsProtocol):
         self._message_ended, self._in_body = True, False
         self._notes[HAS_ARRIVED] = True
         super().on_message_complete()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Answers what has arrived, to a caller that has said that nothing more will come; asyncio's hook.
+
+        One that has gone looks the same. So nothing is kept for long, and what waits ends.
+        """
+        if self.cycle is None or self.cycle.response_complete or self._in_body:
+            return None
+        self._is_half_closed, self.cycle.keep_alive = True, False
+        self._expect(HALF_CLOSED_S)
+        for call in self._on_closing:
+            call()
+        return True
+
+    def _is_closing(self) -> bool:
+        return self._is_half_closed or self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the wait for a request; asyncio's hook."""
@@ -167,6 +190,14 @@ class Protocol(HttpToolsProtocol):
         if not self.url.startswith((b"/", b"*")):
             host = re.split(rb"[/?#]", self.url.partition(b"://")[2], maxsplit=1)[0]
             self.headers[:] = [*((name, value) for name, value in self.headers if name != b"host"), (b"host", host)]
+
+    def _take_prefix(self) -> None:
+        """Takes over below which path a proxy that we trust serves this gateway: for the links in answers."""
+        trusted = getattr(self.app, "trusted_hosts", ())  # of uvicorn's layer for proxies, if there is one
+        if self.client is not None and self.client[0] in trusted:
+            told = [value for name, value in self.headers if name == b"x-forwarded-prefix"]
+            self.root_path = told[0].decode() if told and _PREFIX.fullmatch(told[0]) else ""
+            self._notes["root_path"] = self.root_path
 
     def _expect(self, within_s: float | None) -> None:
         if self._deadline is not None:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from pgworkd.admin.tokens import Known, TokenOperations
 from pgworkd.core.access import SCOPES, Access, TokenText
 from pgworkd.database.transactions import RequestPool
-from pgworkd.errors import UsageError
+from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.process.redaction import redact
 
@@ -66,23 +66,35 @@ class _Checked(NamedTuple):
     until: float
 
 
+class _LookUp:
+    """One question for the tokens that have come while the question before was answered."""
+
+    def __init__(self, token_id: str) -> None:
+        self.ids = {token_id}
+        self.answered = anyio.Event()
+        self.error: PgworkdError | None = None
+
+
 class Tokens:
-    """`Authorize` by the tokens of the database."""
+    """`Authorize` by the tokens of the database.
+
+    All tokens that wait to be looked up are one question, and there is one at a time: so a flood of wrong ones costs
+    the database little, and a right one waits for two questions at most, whoever else calls from its address.
+    """
 
     def __init__(self, database: RequestPool) -> None:
+        """`database`: connections that nothing else may use up."""
         self._tokens = TokenOperations(database.lookups())
         self._checked: OrderedDict[str, _Checked] = OrderedDict()
         self._right: OrderedDict[str, _Checked] = OrderedDict()
         """By header: tokens that were right: each is read and hashed once in CHECKED_S. How long this takes says
         nothing of a secret: texts are compared only if their hashes, with a key of this process, are equal."""
-        self._asked: dict[str, anyio.Event] = {}  # tokens that are being looked up: once for all who wait
+        self._next: _LookUp | None = None
+        self._asking = anyio.Lock()
         self._failures = Rate(FAILURES_PER_S, FAILURES_MAX, ADDRESSES_MAX)
 
     async def __call__(self, request: Request) -> Access:
-        """The access by the request's token. Problem unauthenticated, or too-many-requests after too many failures.
-
-        A token that was right a moment ago is not affected by the failures of others: they may be behind one proxy.
-        """
+        """The access by the request's token. Problem unauthenticated; after many failures too-many-requests instead."""
         header = request.headers.get("authorization", "")
         right = self._right.get(header)
         if right is not None and right.known is not None and right.until > time.monotonic():
@@ -91,52 +103,55 @@ class Tokens:
         if not scheme:
             raise Problem("unauthenticated", headers=_CHALLENGE)
         token = TokenText.parse(value.strip()) if scheme.lower() == "bearer" else None
-        address = request.client.host if request.client is not None else ""
         sha256 = _NOBODY if token is None else token.sha256
-        if not self._is_remembered(token, sha256) and (wait_s := self._failures.wait_s(address)) > 0:
-            said = "too many requests with a wrong token came from this address"
-            raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
         checked = _Checked(None, 0.0) if token is None else await self._known(token.id)
         known = checked.known
         is_right = hmac.compare_digest(sha256, _NOBODY if known is None else known.sha256)
         if token is None or known is None or not is_right:
-            self._failures.count(address)
-            said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
-            raise Problem("unauthenticated", said, headers=_CHALLENGE)
+            raise self._refusal(request, token)
         if len(header) < HEADER_CHARS:  # else it is padded, and would be kept as long as it is
             self._right[header] = checked
         while len(self._right) > TOKENS_MAX:
             self._right.popitem(last=False)
         return known.access
 
-    def _is_remembered(self, token: TokenText | None, sha256: bytes) -> bool:
-        """Whether this very token was right when it was looked up last."""
-        checked = None if token is None else self._checked.get(token.id)
-        known = None if checked is None else checked.known
-        return known is not None and hmac.compare_digest(sha256, known.sha256)
+    def _refusal(self, request: Request, token: TokenText | None) -> Problem:
+        """The answer to a wrong token: it says so, until too many have come from its address."""
+        address = request.client.host if request.client is not None else ""
+        if (wait_s := self._failures.wait_s(address)) > 0:
+            said = "too many requests with a wrong token came from this address"
+            return Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
+        self._failures.count(address)
+        said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
+        return Problem("unauthenticated", said, headers=_CHALLENGE)
 
     async def _known(self, token_id: str) -> _Checked:
-        while True:
-            if (checked := self._checked.get(token_id)) is not None and checked.until > time.monotonic():
-                return checked
-            if (asked := self._asked.get(token_id)) is None:
-                break
-            await asked.wait()
-        asked = self._asked[token_id] = anyio.Event()
-        try:
-            return await self._look_up(token_id)
-        finally:
-            del self._asked[token_id]
-            asked.set()
+        while (checked := self._checked.get(token_id)) is None or checked.until <= time.monotonic():
+            if (look_up := self._next) is not None:
+                look_up.ids.add(token_id)
+                await look_up.answered.wait()
+            else:
+                look_up = self._next = _LookUp(token_id)
+                await self._look_up(look_up)
+            if look_up.error is not None:
+                raise look_up.error
+        return checked
 
-    async def _look_up(self, token_id: str) -> _Checked:
-        now = time.monotonic()
-        known = await self._tokens.known(token_id)
-        found = self._checked[token_id] = _Checked(known, now + CHECKED_S)
-        self._checked.move_to_end(token_id)
-        while len(self._checked) > TOKENS_MAX:
-            self._checked.popitem(last=False)
-        return found
+    async def _look_up(self, look_up: _LookUp) -> None:
+        try:
+            async with self._asking:
+                self._next, until = None, time.monotonic() + CHECKED_S
+                known = await self._tokens.known(look_up.ids)
+                for token_id in look_up.ids:
+                    self._checked[token_id] = _Checked(known.get(token_id), until)
+                    self._checked.move_to_end(token_id)
+                while len(self._checked) > TOKENS_MAX:
+                    self._checked.popitem(last=False)
+        except PgworkdError as error:
+            look_up.error = error
+        finally:
+            self._next = None if self._next is look_up else self._next
+            look_up.answered.set()
 
 
 def anyone(_: Request) -> Access:

@@ -14,11 +14,12 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from pgworkd.gateway.api.request.debug import Seen, without_secrets
 from pgworkd.gateway.api.request.failures import answer_to
-from pgworkd.gateway.api.request.problems import SLASH, Problem
+from pgworkd.gateway.api.request.names import encoded, marked
+from pgworkd.gateway.api.request.problems import Problem
 
 HEADER_BYTES_MAX = 32 * 1024
-_REFUSED = (SLASH, "\0", "\n", "\r")
-"""A regular expression's end also matches before a last line break."""
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Paths that are served under any host: load balancers ask by address, and these tell nothing."""
 _READS = {"GET", "HEAD", "OPTIONS"}
 _HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
@@ -70,6 +71,8 @@ class Bounds:
         try:
             self._check(scope)
             scope = {**scope, "path": _path(scope), "pgworkd.request_id": request_id}
+            if scope["method"] == "HEAD" and _below(scope, scope["path"]) != "/v1/events":  # which would not end
+                scope["method"] = "GET"  # the server leaves the body out
             await self._app(scope, receive, sent)
         except Exception as error:
             if status:  # the answer has begun: the server cuts it off
@@ -80,7 +83,7 @@ class Bounds:
             self._log(
                 {
                     "method": scope["method"],
-                    "path": without_secrets(scope["path"].replace(SLASH, "%2F")[:500]),
+                    "path": without_secrets(encoded(scope["path"])[:500]),
                     "status": status,
                     "took_s": round(time.monotonic() - began, 4),
                     "request_id": request_id,
@@ -93,7 +96,9 @@ class Bounds:
         if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEADER_BYTES_MAX:
             raise Problem("headers-too-large")
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if self._hosts is not None and _without_port(host) not in self._hosts:
+        path = _below(scope, scope["path"])
+        is_probe = path in PROBES or (path == "/metrics" and not host)  # a browser sends a host
+        if self._hosts is not None and _without_port(host) not in self._hosts and not is_probe:
             raise Problem(
                 "wrong-host", f"{_without_port(host)[:200]!r} is not among the hosts of this gateway: see http_hosts"
             )
@@ -110,6 +115,11 @@ def _without_port(host: str) -> str:
     return name if colon and port.isdecimal() else host
 
 
+def _below(scope: Any, path: str) -> str:
+    """A path as of a gateway that is not mounted below another path."""
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def _path(scope: Any) -> str:
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     if b"%" not in raw and raw.isascii() and (plain := raw.partition(b"?")[0].decode()).isprintable():
@@ -118,6 +128,6 @@ def _path(scope: Any) -> str:
         parts = [unquote_to_bytes(part).decode() for part in raw.partition(b"?")[0].split(b"/")]
     except UnicodeDecodeError:
         raise Problem("not-found", "the path is not UTF-8") from None
-    if any(char in part for part in parts for char in _REFUSED):
+    if any("\0" in part for part in parts):
         raise Problem("not-found", "the path has a character that no name may have")
-    return "/".join(part.replace("/", SLASH) for part in parts)
+    return "/".join(map(marked, parts))

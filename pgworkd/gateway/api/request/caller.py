@@ -5,12 +5,19 @@ Both spare a request the cancel scope that asking the server needs: of a claim, 
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 from fastapi import Request
 
 IS_CLOSING = "pgworkd.is_closing"
 """The key of a function: whether the connection is closed, or about to be."""
+ON_CLOSING = "pgworkd.on_closing"
+"""The key of a list of functions that are called when the caller says that it sends no more, or has gone."""
 HAS_ARRIVED = "pgworkd.has_arrived"
 """The key that is there if the whole body is: `receive` returns it at once."""
+
+CALLER = ContextVar("caller", default="")
+"""The name of the token by which the request of this task was allowed."""
 
 
 async def is_gone(request: Request) -> bool:

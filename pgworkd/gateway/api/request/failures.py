@@ -14,7 +14,8 @@ from pgworkd import log
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request import problems
 from pgworkd.gateway.api.request.answers import problem_answer
-from pgworkd.gateway.api.request.problems import SLASH, Problem
+from pgworkd.gateway.api.request.names import plain
+from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.process.redaction import redact
 
 _FRAMEWORKS = HTTPException.__mro__[1]
@@ -65,6 +66,6 @@ def _invalid(error: RequestValidationError) -> Problem:
         said = clearer(each["type"], str(each["msg"]))
         if where == "body" and not steps and each["type"] == "missing":
             said = "The body is empty: send a JSON object"
-        place = "".join("/" + str(step).replace(SLASH, "/").replace("~", "~0").replace("/", "~1") for step in steps)
+        place = "".join("/" + plain(str(step)).replace("~", "~0").replace("/", "~1") for step in steps)
         errors.append({"pointer": place, "detail": said} if where == "body" else {"in": where + place, "detail": said})
     return Problem("invalid", errors=errors)

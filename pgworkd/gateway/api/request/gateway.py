@@ -25,8 +25,10 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
+from pgworkd.gateway.api.request.caller import CALLER, IS_CLOSING, ON_CLOSING
 from pgworkd.gateway.api.request.live_lists import LiveList
 from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.request.shares import Shares, Turns
 from pgworkd.gateway.workers.service import LEASE_S, RemoteService
 from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import MetricsPage
@@ -79,8 +81,10 @@ class Gateway:
     ) -> None:
         """`authorize`: says what a caller may do; None: the tokens in the database. `events_`: for the log."""
         self.options = options
-        self.database = RequestPool(options.database, options.connections_max)
-        self._authorize = authorize or Tokens(self.database)
+        turns = Turns(options.connections_max, options.database.connect_timeout_s)
+        self.database = RequestPool(options.database, options.connections_max, lambda: turns.turn(CALLER.get()))
+        self._lookups = RequestPool(options.database, 1)
+        self._authorize = authorize or Tokens(self._lookups)
         self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
         self._results: Results | None = None
         events_ = events_ or Events()
@@ -99,8 +103,12 @@ class Gateway:
         self.page = MetricsPage()
         self.lists: dict[str, LiveList] = {}
         """The lists that callers follow, by name."""
-        self.waiters = 0
-        """Requests that wait now."""
+        self.claims = Shares(options.waiters_max, "too-many-waiters")
+        """Claims that wait, whoever makes them: one token may be that of a whole fleet."""
+        self.waits = Shares(options.waiters_max, "too-many-waiters")
+        """Other requests that wait."""
+        self.streams = Shares(max(2, options.connections_max // 5), "too-many-streams")
+        """Streams of jobs that come in."""
         self._waits: set[anyio.CancelScope] = set()
         self._stopping = False
         self._readers: TaskGroup | None = None
@@ -133,6 +141,7 @@ class Gateway:
         finally:
             self._results = self._readers = None
             await self.database.close()
+            await self._lookups.close()
             await self._reader.close()
 
     async def access(self, request: Request) -> Access:
@@ -142,7 +151,13 @@ class Gateway:
             said = f"more than {self.options.requests_per_s:g} requests per second"
             raise Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
         self._rate.count(access.name)
+        CALLER.set(access.name)
         return access
+
+    async def still_allowed(self, request: Request) -> None:
+        """Raises Problem if the caller may not call any more, or may do less than before; to be asked now and then."""
+        if not (await authorized(self._authorize, request)).covers(request.state.access):
+            raise Problem("forbidden", "what you may do has changed meanwhile: send the request again")
 
     @contextlib.asynccontextmanager
     async def admin(self, by: str = "") -> AsyncIterator[Admin]:
@@ -179,19 +194,29 @@ class Gateway:
         for scope in list(self._waits):
             scope.cancel()
 
-    async def waited(self, request: Request, call: Callable[[], Awaitable[None]], *, checked: bool = True) -> bool:
-        """Waits until the call returns; False if the caller has gone before, or the gateway stops.
+    @property
+    def waiters(self) -> int:
+        """Requests that wait now."""
+        return self.claims.taken + self.waits.taken
 
-        Problem too-many-waiters if there are too many; what `authorize` raises by then, or forbidden if the caller may
-        do less than when the request came. `checked` False: the call looks after that itself.
+    async def waited(
+        self,
+        request: Request,
+        call: Callable[[], Awaitable[None]],
+        place: contextlib.AbstractContextManager[None],
+        *,
+        checked: bool = True,
+    ) -> bool:
+        """Waits, in a place of `claims` or `waits`, until the call returns.
+
+        False if the caller has gone before, or the gateway stops. Raises Problem if there is no place; what `authorize`
+        raises by then, or forbidden if the caller may do less than when the request came. `checked` False: the call
+        looks after that itself.
         """
-        if self.waiters >= self.options.waiters_max:
-            raise Problem("too-many-waiters", f"{self.waiters:,} requests wait here already")
         if self._stopping:
             return False
-        self.waiters += 1
         waits, done = _Waits(request, checked=checked), False
-        with waits.scope:
+        with place, waits.scope:
             self._waits.add(waits.scope)
             watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
             try:
@@ -201,21 +226,33 @@ class Gateway:
                 watch.cancel()
                 waits.unwatch()
                 self._waits.discard(waits.scope)
-                self.waiters -= 1
         if waits.refused is not None:
             raise waits.refused
         return done
 
+    @contextlib.asynccontextmanager
+    async def while_allowed(self, request: Request) -> AsyncIterator[None]:
+        """Ends the block, which reads the body, with a Problem once the caller may not call any more."""
+        waits = _Waits(request, has_arrived=False)
+        with waits.scope:
+            self._watch(waits)
+            try:
+                yield
+            finally:
+                waits.unwatch()
+        if waits.refused is not None:
+            raise waits.refused
+
     def _watch(self, waits: _Waits) -> None:
         if self._readers is not None:
-            self._readers.start_soon(waits.watch, self._authorize)
+            self._readers.start_soon(waits.watch, self.still_allowed)
 
 
 class _Waits:
     """A request that waits."""
 
-    def __init__(self, request: Request, *, checked: bool) -> None:
-        self._request, self._checked = request, checked
+    def __init__(self, request: Request, *, checked: bool = True, has_arrived: bool = True) -> None:
+        self._request, self._checked, self._has_arrived = request, checked, has_arrived
         self.scope = anyio.CancelScope()
         """The scope of the wait."""
         self.refused: Exception | None = None
@@ -223,15 +260,19 @@ class _Waits:
         self._watch: anyio.CancelScope | None = None
         self._is_over = False
 
-    async def watch(self, authorize: Authorize) -> None:
+    async def watch(self, still_allowed: Callable[[Request], Awaitable[None]]) -> None:
         """Ends the wait when the caller goes, or may not call any more; returns when it has ended."""
         if self._is_over:
             return
         async with anyio.create_task_group() as tasks:
             self._watch = tasks.cancel_scope
-            tasks.start_soon(self._until_gone)
+            if IS_CLOSING in self._request.scope and self._request.scope[IS_CLOSING]():
+                self.scope.cancel()
+            self._request.scope.get(ON_CLOSING, []).append(self.scope.cancel)
+            if self._has_arrived:  # else the body is read meanwhile, which also tells when the caller goes
+                tasks.start_soon(self._until_gone)
             if self._checked:
-                tasks.start_soon(self._until_refused, authorize)
+                tasks.start_soon(self._until_refused, still_allowed)
 
     def unwatch(self) -> None:
         """Notes that the wait has ended."""
@@ -245,13 +286,12 @@ class _Waits:
                 pass
         self.scope.cancel()
 
-    async def _until_refused(self, authorize: Authorize) -> None:
+    async def _until_refused(self, still_allowed: Callable[[Request], Awaitable[None]]) -> None:
         """Waits until a token is refused: it is revoked or has expired, or allows less than before."""
         while self.refused is None:
             await anyio.sleep(CHECKED_S)
             try:
-                if not (await authorized(authorize, self._request)).covers(self._request.state.access):
-                    raise Problem("forbidden", "what you may do has changed while the request waited: send it again")
+                await still_allowed(self._request)
             except Exception as error:  # noqa: BLE001 - of an application's own check; this request alone fails
                 if isinstance(error, Problem) or not isinstance(error, PgworkdError):
                     self.refused = error

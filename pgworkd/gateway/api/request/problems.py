@@ -31,8 +31,6 @@ from pgworkd.errors import (
 from pgworkd.process.redaction import redact
 
 CONTENT_TYPE = "application/problem+json"
-SLASH = "\ue000"
-"""Stands for a `/` within a name, in the path that routes match; it may not be in a path itself."""
 
 
 class Kind(NamedTuple):
@@ -91,7 +89,6 @@ PROBLEMS = {
     "unknown-dependency": Kind(
         422, "A job to wait for can never complete", "Check the ids in after: one is unknown, or failed, or waits too."
     ),
-    "precondition-required": Kind(428, "The header If-Match is missing", "Read the job, and send its ETag."),
     "too-many-requests": Kind(429, "Too many requests", "Wait as long as the header Retry-After says.", 1),
     "headers-too-large": Kind(431, "The headers are too large", "Send less than 32 KiB of headers."),
     "internal": Kind(500, "An error of the gateway", "Report it: its log has the details, under the request's id."),
@@ -106,6 +103,7 @@ PROBLEMS = {
     "authorization-unavailable": Kind(
         503, "The application cannot check callers now", "Nothing was done. Send the same again.", 2
     ),
+    "too-many-streams": Kind(503, "Too many streams of jobs come in here", "Send one after the other.", 5),
     "too-many-waiters": Kind(503, "Too many requests wait here", "Ask without wait_s, or another gateway.", 5),
     "timeout": Kind(504, "The database took too long", "Nothing was done. Narrow the filter, or try again later."),
 }

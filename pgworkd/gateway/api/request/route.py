@@ -6,6 +6,7 @@ own. What it does beyond that for each request took longer than all of ours.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, get_origin
 
@@ -16,6 +17,7 @@ from starlette.datastructures import QueryParams
 
 from pgworkd.core.access import Access
 from pgworkd.core.validation import closest
+from pgworkd.gateway.api.request.access import CHECKED_S
 from pgworkd.gateway.api.request.bodies import BulkRequest, JsonRequest, parse
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
@@ -31,7 +33,7 @@ class Route(APIRoute):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._arguments = _Arguments(self.dependant)
+        self._arguments = _Arguments(self.dependant, strict=self.is_authorized)
         self._call: Callable[..., Awaitable[Response]] = self.endpoint
         self.app = self._answer
 
@@ -39,7 +41,11 @@ class Route(APIRoute):
         request = self.request_class(scope, receive, send)
         if self.is_authorized:
             request.state.access = await self._access(request)
-        response = await self._call(**await self._arguments.of(request))
+        began_s = time.monotonic()
+        arguments = await self._arguments.of(request)
+        if self.is_authorized and time.monotonic() - began_s > CHECKED_S:  # the body took its time
+            await gateway_of(request).still_allowed(request)
+        response = await self._call(**arguments)
         await response(scope, receive, send)
 
     async def _access(self, request: Request) -> Access:
@@ -62,12 +68,13 @@ class OpenRoute(Route):
 class _Arguments:
     """The arguments of a route's function, as its signature says; `dependant`: FastAPI's reading of that."""
 
-    def __init__(self, dependant: Any) -> None:
+    def __init__(self, dependant: Any, *, strict: bool) -> None:
+        """`strict`: a parameter of the query that is not known is an error; probes may have what they like."""
         if dependant.dependencies or dependant.cookie_params or len(dependant.body_params) > 1:
             raise TypeError(f"{dependant.path}: a route takes parameters, one body and the request")
         self._request: str | None = dependant.request_param_name
         self._path, self._headers = dependant.path_params, dependant.header_params
-        self._query = dependant.query_params
+        self._query, self._strict = dependant.query_params, strict
         self._queries = {str(field.alias) for field in self._query}
         self._lists = {str(field.alias) for field in self._query if get_origin(field.field_info.annotation) is list}
         self._body = dependant.body_params[0] if dependant.body_params else None
@@ -81,7 +88,8 @@ class _Arguments:
         query = _NO_QUERY
         if request.scope["query_string"]:
             query = request.query_params
-            _check_query(query, self._queries, self._lists)
+            if self._strict:
+                _check_query(query, self._queries, self._lists)
         if self._body is not None:
             body = await request.body()
             _add(found, errors, self._body, ("body",), _value(request, body) if body else ..., given=bool(body))

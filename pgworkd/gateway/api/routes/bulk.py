@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from pgworkd.client.new_job import row
 from pgworkd.core.validation import counted
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.gateway.api.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
-from pgworkd.gateway.api.request.access import need
+from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.bodies import BODY_S, CLOSE, parse
 from pgworkd.gateway.api.request.failures import clearer
@@ -31,6 +32,8 @@ LINE_BYTES_MAX = 2 * 1024 * 1024
 STREAM_BYTES_MAX = 1024**3
 STREAM_S = 600.0
 """Time limit for the arrival of a stream, in seconds."""
+STREAM_BYTES_PER_S = 1024
+"""A stream that is slower than this after BODY_S is cut off: others need its place."""
 LINES_STEP = 2_000
 """Jobs inserted at a time: further lines are read when these are stored."""
 STEP_BYTES = 8 * 1024 * 1024
@@ -77,15 +80,19 @@ async def stream_jobs(request: Request) -> Response:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-ndjson":
         raise Problem("not-json-type", "send Content-Type: application/x-ndjson")
-    count = 0
-    async with gateway_of(request).database.transaction() as connection:
-        async for jobs in _steps(request):
-            await enqueue_many(connection, jobs)
-            count += len(jobs)
+    gateway, count = gateway_of(request), 0
+    with gateway.streams.place(access_of(request).name):
+        async with gateway.while_allowed(request), aclosing(_steps(request)) as steps:
+            jobs = await anext(steps, None)  # nothing is held of the database before there are jobs
+            async with gateway.database.transaction() as connection:
+                while jobs is not None:
+                    await enqueue_many(connection, jobs)
+                    count += len(jobs)
+                    jobs = await anext(steps, None)
     return Json({"created": count}, 201)
 
 
-async def _steps(request: Request) -> AsyncIterator[list[NewJob]]:
+async def _steps(request: Request) -> AsyncGenerator[list[NewJob]]:
     jobs: list[NewJob] = []
     size = number = 0
     async for line in _lines(request):
@@ -125,13 +132,14 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
     """The lines of the body. Problem for one that is too large, and for a body that is, or that stops coming."""
     rest, total = b"", 0
     parts = request.stream().__aiter__()
-    until = anyio.current_time() + STREAM_S  # the transaction is open meanwhile
+    began = anyio.current_time()
+    until = began + STREAM_S  # the transaction is open meanwhile
     while True:
         with anyio.CancelScope(deadline=min(until, anyio.current_time() + BODY_S)) as limit:
             part = await anext(parts, None)
-        if limit.cancelled_caught:
-            said = f"nothing arrived for {BODY_S:g} s, or not all of it within {STREAM_S:g} s"
-            raise Problem("body-too-slow", said, headers=CLOSE)
+        if limit.cancelled_caught or total < STREAM_BYTES_PER_S * (anyio.current_time() - began - BODY_S):
+            said = f"nothing arrived for {BODY_S:g} s, less than {STREAM_BYTES_PER_S:,} bytes a second"
+            raise Problem("body-too-slow", f"{said}, or not all of it within {STREAM_S:g} s", headers=CLOSE)
         if part is None:
             break
         total += len(part)

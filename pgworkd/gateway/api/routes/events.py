@@ -109,7 +109,8 @@ class _Events(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Sends the stream; Starlette's hook."""
-        await self._gateway.waited(self._request, partial(self._stream, send), checked=False)
+        place = self._gateway.waits.place(access_of(self._request).name)
+        await self._gateway.waited(self._request, partial(self._stream, send), place, checked=False)
         if not self._began:  # the gateway stops
             await self._begin(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -138,7 +138,7 @@ async def edit_job(request: Request, job_id: PathId, edit: Edit, if_match: IfMat
     async with gateway.admin_transaction(access.name) as admin:
         await admin.jobs.hold(job_id)
         job = await visible(request, admin, job_id, "operate")
-        if if_match is not None and if_match not in ("*", _etag(access, job)):
+        if if_match is not None and not _matches(if_match, _etag(access, job)):
             raise Problem("changed", f"job {job_id} has another ETag now")
         changed = await admin.jobs.edit(
             job_id, edit.payload, run_at=edit.run_at, delay_s=edit.delay_s, priority=edit.priority
@@ -207,7 +207,12 @@ async def _ends(request: Request, gateway: Gateway, job: JobDetails, wait_s: flo
         except TimeoutError:
             ended = False
 
-    return await gateway.waited(request, end) and ended
+    return await gateway.waited(request, end, gateway.waits.place(access_of(request).name)) and ended
+
+
+def _matches(if_match: str, etag: str) -> bool:
+    """Whether one of the tags is this one; a weak one counts, too: proxies that compress answers make them weak."""
+    return if_match.strip() == "*" or etag in (each.strip().removeprefix("W/") for each in if_match.split(","))
 
 
 def _etag(access: Access, job: JobDetails) -> str:

@@ -61,6 +61,8 @@ async def set_queue(request: Request, queue: PathName, settings: QueueSettings) 
     changes = settings.model_dump(exclude_unset=True)
     if not changes:
         raise Problem("invalid", "nothing to change: give a setting, such as concurrency")
+    if "endpoint" in changes:  # it says where jobs are sent, signed with a secret that is not the caller's
+        need(request, "admin")
     async with gateway_of(request).admin(access.name) as admin:
         await admin.queues.set(queue, changes)
         return Json(await _queue(admin, queue, is_known=True))

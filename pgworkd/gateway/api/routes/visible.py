@@ -6,15 +6,16 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path, Request
-from pydantic import AfterValidator
+from pydantic import BeforeValidator
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import JobDetails
 from pgworkd.core.access import SCOPES
 from pgworkd.gateway.api.request.access import access_of
-from pgworkd.gateway.api.request.problems import SLASH, Problem
+from pgworkd.gateway.api.request.names import plain
+from pgworkd.gateway.api.request.problems import Problem
 
-PathName = Annotated[str, Path(min_length=1, max_length=200), AfterValidator(lambda name: name.replace(SLASH, "/"))]
+PathName = Annotated[str, BeforeValidator(plain), Path(min_length=1, max_length=200)]
 """A name in a path; a `/` in it is sent as %2F."""
 PathId = Annotated[UUID, Path()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -97,7 +98,8 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
         asked = (body.max, body.wait_s, body.lease_s, budgets, body.claim_id)
         assigned = await gateway.remote.claims.claim(worker, body.queues, *asked)
 
-    await gateway.waited(request, wait)
+    place = gateway.claims.place(None) if body.wait_s else contextlib.nullcontext()
+    await gateway.waited(request, wait, place)
     state, cancels = worker.tell()
     answer = JsonText(
         f'{{"assignments":[{",".join(map(_shown, assigned))}],"state":{_quoted(state)},'

@@ -1,0 +1,134 @@
+"""Bugs planted into what one caller of the gateway may do to others, and into how HTTP is spoken."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python
+
+_SHARES, _BOUNDS, _CALLER = "tests/http/test_shares.py", "tests/http/test_bounds.py", "tests/http/test_caller.py"
+_API = "gateway/api"
+
+BUGS = (
+    python(
+        "one caller may have all places",
+        f"{_API}/request/shares",
+        "        if caller is not None and self._of[name] >= max(1, self._most // 2):",
+        "        if False:",
+        tests=_SHARES,
+    ),
+    python(
+        "one caller may have all connections",
+        f"{_API}/request/shares",
+        "self._each, self._limit_s = max(1, most * 3 // 4), limit_s",
+        "self._each, self._limit_s = most, limit_s",
+        tests=_SHARES,
+    ),
+    python(
+        "a stream holds a connection before it has brought a job",
+        f"{_API}/routes/bulk",
+        "            jobs = await anext(steps, None)  # nothing is held of the database before there are jobs\n"
+        "            async with gateway.database.transaction() as connection:\n",
+        "            async with gateway.database.transaction() as connection:\n"
+        "                jobs = await anext(steps, None)\n",
+        tests=_SHARES,
+    ),
+    python(
+        "a stream goes on when its token is revoked",
+        f"{_API}/routes/bulk",
+        "async with gateway.while_allowed(request), aclosing",
+        "async with aclosing",
+        tests=_SHARES,
+    ),
+    python(
+        "a stream may trickle for as long as it likes",
+        f"{_API}/routes/bulk",
+        "limit.cancelled_caught or total < STREAM_BYTES_PER_S * (anyio.current_time() - began - BODY_S)",
+        "limit.cancelled_caught",
+        tests=_SHARES,
+    ),
+    python(
+        "a body that takes long is used although its token is revoked",
+        f"{_API}/request/route",
+        "if self.is_authorized and time.monotonic() - began_s > CHECKED_S:",
+        "if False:",
+        tests=_SHARES,
+    ),
+    python(
+        "tokens are looked up on the connections of requests",
+        f"{_API}/request/gateway",
+        "authorize or Tokens(self._lookups)",
+        "authorize or Tokens(self.database)",
+        tests=_SHARES,
+    ),
+    python(
+        "wrong tokens hold up right ones of their address",
+        f"{_API}/request/access",
+        "        checked = _Checked(None, 0.0) if token is None else await self._known(token.id)\n",
+        "        if token is None or self._failures.wait_s(request.client.host if request.client else '') > 0:\n"
+        "            raise self._refusal(request, token)\n"
+        "        checked = await self._known(token.id)\n",
+        tests=_SHARES,
+    ),
+    python(
+        "a claim that does not wait needs a place",
+        f"{_API}/routes/workers",
+        "gateway.claims.place(None) if body.wait_s else contextlib.nullcontext()",
+        "gateway.claims.place(None)",
+        tests=_SHARES,
+    ),
+    python(
+        "who operates a queue says where its jobs are sent",
+        f"{_API}/routes/queues",
+        '    if "endpoint" in changes:',
+        "    if False:",
+        tests=_SHARES,
+    ),
+    python(
+        "a line end in a name ends the path",
+        f"{_API}/request/names",
+        '_OF = {"/": "s", "\\n": "n", "\\r": "r", _MARK: "m"}\n_CHARS',
+        '_OF = {"/": "s", "\\n": "s", "\\r": "r", _MARK: "m"}\n_CHARS',
+        tests=_BOUNDS,
+    ),
+    python(
+        "load balancers are asked for a host",
+        f"{_API}/request/bounds",
+        "        is_probe = path in PROBES or",
+        "        is_probe =",
+        tests=_BOUNDS,
+    ),
+    python(
+        "metrics are served under any host",
+        f"{_API}/request/bounds",
+        '(path == "/metrics" and not host)',
+        'path == "/metrics"',
+        tests=_BOUNDS,
+    ),
+    python(
+        "a caller that sends no more gets no answer",
+        f"{_API}/server",
+        "        self._expect(HALF_CLOSED_S)\n        for call in self._on_closing:\n            call()\n        return True",
+        "        return None",
+        tests=_CALLER,
+    ),
+    python(
+        "a claim waits on when its caller sends no more",
+        f"{_API}/server",
+        "        for call in self._on_closing:\n            call()\n",
+        "",
+        tests=_CALLER,
+    ),
+    python(
+        "anyone says where links lead",
+        f"{_API}/server",
+        "        if self.client is not None and self.client[0] in trusted:",
+        "        if self.client is not None:",
+        tests=_CALLER,
+    ),
+    python(
+        "a weak tag is another one",
+        f"{_API}/routes/jobs",
+        'each.strip().removeprefix("W/")',
+        "each.strip()",
+        tests="tests/http/test_jobs.py",
+    ),
+)

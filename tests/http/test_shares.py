@@ -1,0 +1,231 @@
+"""One caller cannot hurt another: whatever one token does at its worst, others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from pgworkd.gateway.api.request import access as checks
+from pgworkd.gateway.api.routes import bulk
+from tests.kits.daemon import until
+from tests.kits.gateway import Caller, also, calling, token
+from tests.kits.verbs import Db, insert
+from tests.kits.workers import registered
+
+pytestmark = pytest.mark.slow("each fills a gateway with requests that wait")
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+LINE = b'{"queue": "crawl"}\n'
+CONNECTIONS = 5
+
+
+def silent(first: bytes = b"") -> AsyncIterator[bytes]:
+    """A body that does not end."""
+
+    async def body() -> AsyncIterator[bytes]:
+        if first:
+            yield first
+        await anyio.sleep_forever()
+
+    return body()
+
+
+async def _streams(call: Caller, _: Db) -> list[Awaitable[Any]]:
+    return [call("POST", "/v1/jobs/stream", content=silent(), headers=NDJSON) for _ in range(20)]
+
+
+async def _streams_with_jobs(call: Caller, _: Db) -> list[Awaitable[Any]]:
+    return [call("POST", "/v1/jobs/stream", content=silent(LINE * 2_000), headers=NDJSON) for _ in range(20)]
+
+
+async def _slow_bodies(call: Caller, _: Db) -> list[Awaitable[Any]]:
+    headers = {"Content-Type": "application/json"}
+    return [call("POST", "/v1/jobs", content=silent(b'{"queue": '), headers=headers) for _ in range(20)]
+
+
+async def _followers(call: Caller, _: Db) -> list[Awaitable[Any]]:
+    return [call("GET", "/v1/events?of=audit&of=workers&for_s=600") for _ in range(20)]
+
+
+async def _waits(call: Caller, db: Db) -> list[Awaitable[Any]]:
+    (job,) = await insert(db, queue="crawl")
+    return [call("GET", f"/v1/jobs/{job}?wait_s=60") for _ in range(20)]
+
+
+async def _locked(call: Caller, db: Db) -> list[Awaitable[Any]]:
+    """Each waits for a key that somebody has inserted and not committed."""
+    await db.execute("INSERT INTO pgworkd.jobs (queue, dedupe_key) VALUES ('crawl', 'k')")
+    return [call("POST", "/v1/jobs", {"queue": "crawl", "dedupe_key": "k"}) for _ in range(20)]
+
+
+HOGS: dict[str, Callable[[Caller, Db], Awaitable[list[Awaitable[Any]]]]] = {
+    "streams without jobs": _streams,
+    "streams with jobs": _streams_with_jobs,
+    "bodies that do not end": _slow_bodies,
+    "followers of lists": _followers,
+    "waits for a job": _waits,
+    "enqueues that wait for a lock": _locked,
+}
+
+
+@contextlib.asynccontextmanager
+async def hogging(requests: list[Awaitable[Any]]) -> AsyncIterator[None]:
+    """They are under way within the block."""
+
+    async def run(each: Awaitable[Any]) -> None:
+        await each
+
+    async with anyio.create_task_group() as tasks:
+        for each in requests:
+            tasks.start_soon(run, each)
+        await anyio.sleep(0.5)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("how", HOGS)
+async def test_what_one_token_does_at_its_worst_leaves_others_alone(dsn: str, db: Db, how: str) -> None:
+    transaction = db.transaction()
+    async with calling(dsn, workers=True, connections_max=CONNECTIONS, waiters_max=10) as other:
+        worker = await registered(other)
+        hog = also(other, await token(dsn, {"enqueue": ["crawl"], "read": None}, "hog"))
+        await transaction.start()
+        async with hogging(await HOGS[how](hog, db)):
+            for _ in range(3):
+                began = time.monotonic()
+                assert (await other("POST", "/v1/jobs", {"queue": "mail"})).status_code == 201
+                assert (await other("GET", "/v1/queues")).status_code == 200
+                await worker.beat()
+                assert await worker.claim() == []
+                assert time.monotonic() - began < 5, "a beat takes a second at most"
+        await transaction.rollback()
+
+
+async def test_who_has_no_place_is_told_so(dsn: str) -> None:
+    async with calling(dsn, connections_max=10, waiters_max=10) as other:
+        hog = also(other, await token(dsn, name="hog"))
+        follows = [hog("GET", "/v1/events?of=audit&for_s=600") for _ in range(5)]
+        streams = [hog("POST", "/v1/jobs/stream", content=silent(), headers=NDJSON)]
+        async with hogging([*follows, *streams]):
+            assert (await hog.problem("GET", "/v1/events?of=audit&for_s=600"))[:2] == (503, "too-many-waiters")
+            refused = await hog("POST", "/v1/jobs/stream", content=LINE, headers=NDJSON)
+            assert (refused.status_code, refused.json()["type"]) == (503, "/v1/problems/too-many-streams")
+            assert (await other("GET", "/v1/events?of=audit&for_s=0.1")).status_code == 200
+            assert (await other("POST", "/v1/jobs/stream", content=LINE, headers=NDJSON)).status_code == 201
+        assert (await hog("POST", "/v1/jobs/stream", content=LINE, headers=NDJSON)).status_code == 201
+
+
+async def test_a_claim_that_does_not_wait_needs_no_place(dsn: str) -> None:
+    async with calling(dsn, workers=True, waiters_max=1) as call:
+        one, two = await registered(call), await registered(call)
+        async with hogging([one.claim(wait_s=30)]):
+            assert call.client._transport.app.gateway.claims.taken == 1  # type: ignore[attr-defined]
+            assert await two.claim() == []
+            asked = {"worker": two.id, "queues": two.queues, "wait_s": 5}
+            assert (await call.problem("POST", "/v1/claims", asked, headers=two.headers))[:2] == (
+                503,
+                "too-many-waiters",
+            )
+
+
+async def test_a_new_token_is_served_beside_a_flood_of_wrong_ones(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from one address, as behind a proxy; and cost the database a question at a time."""
+    asked, most = 0, 0
+    known = checks.TokenOperations.known
+
+    async def counted(tokens: Any, ids: Any) -> Any:
+        nonlocal asked, most
+        asked, most = asked + 1, max(most, len(ids))
+        return await known(tokens, ids)
+
+    monkeypatch.setattr(checks.TokenOperations, "known", counted)
+    async with calling(dsn) as call:
+        over = False
+
+        async def flood(number: int) -> None:
+            guess = 0
+            while not over:
+                guess += 1
+                text = f"pgw_{number:06}{guess:06}_".replace("0", "o").replace("1", "l") + "x" * 40
+                assert (await also(call, text)("GET", "/v1/queues")).status_code in (401, 429)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(30):
+                tasks.create_task(flood(number))
+            await asyncio.sleep(0.3)
+            for number in range(5):
+                new = also(call, await token(dsn, name=f"new {number}"))
+                began = time.monotonic()
+                assert (await new("GET", "/v1/queues")).status_code == 200
+                assert time.monotonic() - began < 2
+            over = True
+        assert most > 5, "those that come meanwhile are one question"
+
+
+async def test_a_stream_ends_when_its_token_is_revoked(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("access", "gateway"):
+        monkeypatch.setattr(f"pgworkd.gateway.api.request.{place}.CHECKED_S", 0.2)
+    async with calling(dsn) as call:
+        other = also(call, await token(dsn))
+        async with asyncio.TaskGroup() as tasks:
+            body = silent(LINE * bulk.LINES_STEP)
+            stream = tasks.create_task(other("POST", "/v1/jobs/stream", content=body, headers=NDJSON))
+            await until(lambda: call.client._transport.app.gateway.streams.taken == 1)  # type: ignore[attr-defined]
+            await call.ok("DELETE", f"/v1/tokens/{other.token.split('_')[1]}")
+            with anyio.fail_after(10):
+                assert (await stream).status_code == 401
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+async def test_a_body_that_takes_long_is_no_use_once_its_token_is_revoked(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("access", "route"):
+        monkeypatch.setattr(f"pgworkd.gateway.api.request.{place}.CHECKED_S", 0.2)
+    async with calling(dsn) as call:
+        other, go_on = also(call, await token(dsn)), anyio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"queue": "q"'
+            await go_on.wait()
+            yield b"}"
+
+        async with asyncio.TaskGroup() as tasks:
+            headers = {"Content-Type": "application/json"}
+            slow = tasks.create_task(other("POST", "/v1/jobs", content=body(), headers=headers))
+            await asyncio.sleep(0.3)
+            await call.ok("DELETE", f"/v1/tokens/{other.token.split('_')[1]}")
+            go_on.set()
+        assert (slow.result().status_code, await db.fetchval("SELECT count(*) FROM pgworkd.jobs")) == (401, 0)
+
+
+async def test_a_stream_that_trickles_is_cut_off(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "BODY_S", 0.2)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        while True:
+            yield LINE
+            await anyio.sleep(0.1)
+
+    async with calling(dsn) as call:
+        with anyio.fail_after(10):
+            answer = await call("POST", "/v1/jobs/stream", content=trickle(), headers=NDJSON)
+        assert (answer.status_code, answer.json()["type"]) == (408, "/v1/problems/body-too-slow")
+
+
+async def test_where_jobs_are_sent_is_not_for_who_operates_a_queue(dsn: str, db: Db) -> None:
+    """The endpoint of another queue would sign what it is sent: a forged message for its receiver."""
+    async with calling(dsn) as call:
+        await call.ok("PUT", "/v1/endpoints/billing", {"url": "https://billing.example.com/", "unsigned": True})
+        narrow = also(call, await token(dsn, {"operate": ["crawl*"], "enqueue": ["crawl*"]}))
+        for value in ("billing", "no such", None):
+            code, slug, found = await narrow.problem("PATCH", "/v1/queues/crawl-1", {"endpoint": value})
+            assert (code, slug, found["scope"]) == (403, "forbidden", "admin")
+        await call.ok("PATCH", "/v1/queues/crawl-1", {"endpoint": "billing"})
+        assert await db.fetchval("SELECT endpoint FROM pgworkd.queues WHERE name = 'crawl-1'") == "billing"
