@@ -15,7 +15,6 @@ invalid arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
@@ -292,9 +291,11 @@ def _callback(job: NewJob | Mapping[str, Any] | None, what: str) -> str | None:
         raise UsageError(f"{what}.{wrong[0]} has no meaning for a job that is inserted when a batch finishes: drop it")
     if isinstance(job.timeout_s, timedelta):
         given["timeout_s"] = job.timeout_s.total_seconds()
-    if (carrier := current_context()) is not None:
-        given["meta"] = json.loads(added(checked[META], carrier))
-    return encode({**given, "queue": job.queue, "payload": json.loads(checked[PAYLOAD])}, what)
+    carrier = current_context()
+    texts = {"payload": checked[PAYLOAD], "meta": checked[META] if carrier is None else added(checked[META], carrier)}
+    plain = encode({**{name: given[name] for name in given.keys() - texts.keys()}, "queue": job.queue}, what)
+    # Payload and meta as the texts they are: read as Python's numbers, they would lose digits.
+    return plain[:-1] + "".join(f', "{name}": {text}' for name, text in texts.items() if text is not None) + "}"
 
 
 _OF_CALLBACKS = {"kind", "payload", "priority", "max_attempts", "timeout_s", "meta", "serialize_key", "limit_key"}

@@ -18,6 +18,7 @@ from pgworkd.core.access import SCOPES, Access
 from pgworkd.core.assignment import sealed
 from pgworkd.core.fence import Fence
 from pgworkd.database.connection import ConnectionOptions
+from pgworkd.database.remote_store import RemoteStore
 from pgworkd.gateway.api.app import Application, asgi
 from pgworkd.gateway.api.request import access as checks
 from pgworkd.gateway.api.request.access import Rate
@@ -310,3 +311,21 @@ async def test_a_padded_token_is_taken_and_not_remembered_as_it_was_sent(dsn: st
             headers = {"Authorization": "Bearer" + " " * padding + call.token}
             assert (await call("GET", "/v1/queues", headers=headers)).status_code == 200
         assert sum(map(len, tokens._right)) < 4 * 100
+
+
+async def test_who_has_no_token_makes_the_database_do_nothing(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An assignment of a job that was pushed needs no token: where nothing ever was, that is asked now and then."""
+    asked = 0
+    find = RemoteStore.find_standing
+
+    async def counted(store: Any, *args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await find(store, *args)
+
+    monkeypatch.setattr(RemoteStore, "find_standing", counted)
+    async with calling(dsn, workers=True) as call:
+        for _ in range(20):
+            answer = await call.client.post(f"/v1/assignments/{ASSIGNMENT}/complete", json={})
+            assert answer.status_code == 401
+    assert asked == 1

@@ -113,3 +113,21 @@ async def test_a_cursor_that_is_none_is_refused(dsn: str) -> None:
         root = (await call.ok("POST", "/v1/batches", {"name": "a"}))["id"]
         for cursor in ("x", f"{uuid4()}", f"{uuid4()}.x", "%00"):
             assert (await call.problem("GET", f"/v1/batches/{root}/results?cursor={cursor}"))[:2] == (422, "invalid")
+
+
+async def test_the_job_after_a_batch_keeps_its_digits_and_its_meta(dsn: str, db: Db) -> None:
+    payload, meta = '{"n":12345678901234567890.123456789,"amount":1.10,"big":1e400}', '{"trace":{"t":1.50}}'
+    text = f'"queue": "report", "payload": {payload}, "meta": {meta}'
+    for what in ("on_complete", "on_failure"):
+        body = f'{{"name": "{what}", "queue": "q", "{what}": {{{text}}}, "sealed": true}}'
+        async with calling(dsn) as call:
+            headers = {"Content-Type": "application/json"}
+            refused = await call("POST", "/v1/batches", content=body, headers=headers)
+            assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, f"/{what}/payload/big")
+            body = body.replace(',"big":1e400', "")
+            made = await call("POST", "/v1/batches", content=body, headers=headers)
+            assert made.status_code == 201, made.text
+        stored = await db.fetchval("SELECT to_jsonb(b) ->> $1 FROM pgworkd.batches b WHERE name = $1", what)
+        assert "12345678901234567890.123456789" in stored
+        assert '"meta": {"trace": {"t": 1.50}}' in stored
+        assert '"amount": 1.10' in stored

@@ -125,3 +125,32 @@ async def test_a_job_shows_when_its_worker_began(dsn: str, db: Db) -> None:
         await worker.settle(got, result=json.loads("1"))
         shown = await call.ok("GET", f"/v1/jobs/{job_id}")
         assert shown["created_at"] <= shown["claimed_at"] <= shown["started_at"] <= shown["finished_at"]
+
+
+MISFITS: tuple[tuple[Any, str], ...] = (
+    ({"outcome": "complete"}, "/assignment"),
+    ({"assignment": "a", "outcome": "perhaps"}, "/outcome"),
+    ({"assignment": "a", "outcome": "fail", "retry_in_s": -1}, "/retry_in_s"),
+    ({"assignment": "a", "outcome": "complete", "surplus": 1}, "/surplus"),
+    ({"assignment": "x" * 201, "outcome": "complete"}, "/assignment"),
+    ({"assignment": "a", "outcome": "complete", "enqueue": [{"queue": ""}]}, "/enqueue/0/queue"),
+    ("nothing", ""),
+)
+
+
+async def test_a_settlement_of_a_wrong_form_harms_no_other(dsn: str, db: Db) -> None:
+    jobs = await insert(db, 2)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        good = [
+            {"assignment": got["assignment"], "outcome": "fail", "message": "m" * 200_000, "traceback": None}
+            for got in await worker.claim(most=2)
+        ]
+        sent = [good[0], *(misfit for misfit, _ in MISFITS), good[1]]
+        first, *wrong, last = (await call.ok("POST", "/v1/settlements", {"settlements": sent}))["settlements"]
+        assert [each["status"] for each in (first, last)] == ["failed", "failed"]
+        for (misfit, pointer), answer in zip(MISFITS, wrong, strict=True):
+            assert (answer["status"], answer["problem"]["status"]) == (None, 422)
+            assert answer["problem"]["errors"][0]["pointer"] == pointer, misfit
+            assert answer["assignment"] == (misfit.get("assignment", "") if isinstance(misfit, dict) else "")
+        assert {await status(db, job) for job in jobs} == {"failed"}

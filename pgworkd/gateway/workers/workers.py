@@ -27,6 +27,8 @@ FORGET_LEASES = 3
 """A worker that was not heard of here for this many leases is forgotten; it is looked up again when it calls."""
 GIVEN_MAX = 10_000
 """Assignments that are remembered until they come back."""
+NO_PUSH_S = 5.0
+"""Where nothing was ever pushed, the database is asked this often at most whether something was."""
 RECOUNT_S = 0.1
 """A worker that claims while its slots seem to be taken is looked up in the database this often at most."""
 
@@ -134,6 +136,7 @@ class RemoteWorkers:
         self._store = store
         self._known: OrderedDict[int, RemoteWorker] = OrderedDict()
         self._standing: dict[str, Registration] = {}
+        self._no_push_until = 0.0
         self._given: OrderedDict[str, Fence] = OrderedDict()
 
     def __iter__(self) -> Iterator[RemoteWorker]:
@@ -189,8 +192,11 @@ class RemoteWorkers:
 
     async def _pushed(self) -> Registration | None:
         """The worker under which attempts run that were pushed; None: none ever was."""
-        if PUSH_WORKER not in self._standing and (found := await self._store.find_standing(PUSH_WORKER)) is not None:
-            self._standing[PUSH_WORKER] = found
+        if PUSH_WORKER not in self._standing and anyio.current_time() >= self._no_push_until:
+            if (found := await self._store.find_standing(PUSH_WORKER)) is not None:
+                self._standing[PUSH_WORKER] = found
+            else:  # whoever has no token could ask again and again
+                self._no_push_until = anyio.current_time() + NO_PUSH_S
         return self._standing.get(PUSH_WORKER)
 
     def forget_standing(self) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from pgworkd.core.json_text import JsonText
 from pgworkd.gateway.api.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
@@ -39,6 +47,8 @@ def _json(value: object) -> JsonText | None:
 
 AssignmentText = Annotated[str, Field(max_length=ASSIGNMENT_CHARS_MAX)]
 Result = Annotated[Any, AfterValidator(_json)]
+LongText = Annotated[str, BeforeValidator(lambda text: "" if text is None else text)]
+"""A text of which the beginning or end is kept; null, which some clients send, is an empty one."""
 WorkerId = Annotated[int, Field(ge=1, le=10**9)]
 State = Literal["run", "quiet", "stop"]
 OwnLease = Annotated[float, Field(ge=LEASE_S_MIN, le=OWN_LEASE_S_MAX)]
@@ -191,10 +201,8 @@ class FailIn(Model):
     type: Annotated[str, shown(200), Field(min_length=1, max_length=200)] = Field(
         "Error", description="The error's class"
     )
-    message: Annotated[str, shown(100_000), Field(max_length=100_000)] = Field("", description="4 KiB of it are kept")
-    traceback: Annotated[str, shown(500_000), Field(max_length=500_000)] = Field(
-        "", description="16 KiB of it are kept"
-    )
+    message: LongText = Field("", description="4 KiB of it are kept")
+    traceback: LongText = Field("", description="16 KiB of it are kept")
     retryable: bool = Field(True, description="False: the job is dead at once")
     retry_in_s: Delay | None = Field(None, description="Default: by the backoff of the queue")
 
@@ -238,10 +246,25 @@ class SettlementIn(CompleteIn, FailIn, ReleaseIn):
     outcome: Literal["complete", "fail", "release"]
 
 
-class SettlementsIn(Model):
-    """Settles, each for itself."""
+class Misfit(NamedTuple):
+    """One of many that is not of the form that it must have. `assignment`: as it was sent, or empty."""
 
-    settlements: list[SettlementIn] = Field(min_length=1, max_length=SETTLES_MAX)
+    assignment: str
+    error: ValidationError
+
+
+def _apart(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return handler(value)
+    except ValidationError as error:
+        named = value.get("assignment") if isinstance(value, dict) else None
+        return Misfit(named if isinstance(named, str) else "", error)
+
+
+class SettlementsIn(Model):
+    """Settles, each for itself: of one that is not of this form, the answer says so."""
+
+    settlements: list[Annotated[SettlementIn, WrapValidator(_apart)]] = Field(min_length=1, max_length=SETTLES_MAX)
 
 
 class SettlementOut(Answer):

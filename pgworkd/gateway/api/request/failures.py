@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import HTTPException, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
@@ -59,13 +61,19 @@ def _methods(scope: Any) -> set[str]:
     return {method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()}
 
 
+def misfit(error: ValidationError) -> Problem:
+    """The problem for a value that is not of the form that it must have."""
+    return Problem("invalid", errors=[_fault(("body", *each["loc"]), each) for each in error.errors()[:100]])
+
+
 def _invalid(error: RequestValidationError) -> Problem:
-    errors = []
-    for each in error.errors()[:100]:
-        where, *steps = each["loc"]
-        said = clearer(each["type"], str(each["msg"]))
-        if where == "body" and not steps and each["type"] == "missing":
-            said = "The body is empty: send a JSON object"
-        place = "".join("/" + plain(str(step)).replace("~", "~0").replace("/", "~1") for step in steps)
-        errors.append({"pointer": place, "detail": said} if where == "body" else {"in": where + place, "detail": said})
-    return Problem("invalid", errors=errors)
+    return Problem("invalid", errors=[_fault(each["loc"], each) for each in error.errors()[:100]])
+
+
+def _fault(place: Sequence[int | str], error: Mapping[str, Any]) -> dict[str, str]:
+    where, *steps = place
+    said = clearer(error["type"], str(error["msg"]))
+    if where == "body" and not steps and error["type"] == "missing":
+        said = "The body is empty: send a JSON object"
+    named = "".join("/" + plain(str(step)).replace("~", "~0").replace("/", "~1") for step in steps)
+    return {"pointer": named, "detail": said} if where == "body" else {"in": f"{where}{named}", "detail": said}

@@ -22,6 +22,7 @@ from pgworkd.gateway.api.models.workers import (
     Extended,
     ExtendIn,
     FailIn,
+    Misfit,
     ReleaseIn,
     SettledOut,
     SettlementIn,
@@ -31,6 +32,7 @@ from pgworkd.gateway.api.models.workers import (
 from pgworkd.gateway.api.request import problems
 from pgworkd.gateway.api.request.access import need
 from pgworkd.gateway.api.request.answers import BODY, Json, PlainJson, documented
+from pgworkd.gateway.api.request.failures import misfit
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.route import BulkRoute, Route
 from pgworkd.gateway.api.routes.visible import needed_any
@@ -108,6 +110,9 @@ async def settle_many(request: Request, body: SettlementsIn) -> Response:
     begun, settles = list[dict[str, Any]](), list[tuple[Fence, Outcome]]()
     async with anyio.create_task_group() as tasks:
         for answer, each in zip(answers, body.settlements, strict=True):
+            if isinstance(each, Misfit):
+                answer["problem"] = misfit(each.error).body(prefix)
+                continue
             if each.outcome == "complete" and each.enqueue:  # a transaction of its own, which may meet a lock
                 tasks.start_soon(complete_apart, answer, each)
                 continue
