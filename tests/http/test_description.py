@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+from pgworkd.core import json_reader
+from pgworkd.gateway.api import description
 from pgworkd.gateway.api.app import asgi
+from pgworkd.gateway.api.models import batches, endpoints, jobs, operators, workers
 from pgworkd.gateway.api.request.problems import PROBLEMS
 from tests.kits.gateway import served
 
@@ -57,3 +61,36 @@ def test_the_description_is_served(dsn: str) -> None:
 
     with served(dsn, "--auth", "none") as (_, address):
         assert httpx.get(f"{address}/v1/openapi.json", timeout=60).json() == json.loads(json.dumps(described()))
+
+
+def test_clients_can_be_generated_from_it() -> None:
+    """What generators stumble over: names, media types, credentials, ambiguous paths, objects that nothing fits."""
+    found = described()
+    routes = [(path, method, route) for path, methods in found["paths"].items() for method, route in methods.items()]
+    names = [route["operationId"] for _, _, route in routes]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[a-z][A-Za-z]+", name) for name in names)
+    shapes = [re.sub(r"\{\w+\}", "{}", path) for path in found["paths"]]
+    assert len(set(shapes)) == len(shapes)
+    for path, method, route in routes:
+        needs_token = path not in ("/healthz", "/readyz", "/v1/problems/{slug}")
+        assert (route.get("security", found["security"]) != []) == needs_token, (method, path)
+        for code, answer in route["responses"].items():
+            content = answer.get("content", {})
+            assert set(content) == {"application/problem+json"} or code < "400" or path == "/readyz", (path, code)
+            assert all(each.get("schema") for each in content.values() if code >= "400"), (path, code)
+    text = json.dumps(found)
+    named = set(re.findall(r"#/components/schemas/(\w+)", text))
+    assert named == found["components"]["schemas"].keys()
+    assert '{"type": "object"}' not in text, "an object without members fits nothing"
+    members = [
+        each for schema in found["components"]["schemas"].values() for each in schema.get("properties", {}).values()
+    ]
+    assert not any("default" in each for each in members), "one with a default counts as one that must be sent"
+
+
+@pytest.mark.parametrize("name", description.EXAMPLES)
+def test_the_examples_are_of_their_form(name: str) -> None:
+    models = [jobs, batches, endpoints, operators, workers]
+    model = next(getattr(each, name) for each in models if hasattr(each, name))
+    model.model_validate(json_reader.read(json.dumps(description.EXAMPLES[name])))

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.slow("each fills a gateway with requests that wait")
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = b'{"queue": "crawl"}\n'
 CONNECTIONS = 5
+HELD = """
+    SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"""
 
 
 def silent(first: bytes = b"") -> AsyncIterator[bytes]:
@@ -107,13 +109,26 @@ async def test_what_one_token_does_at_its_worst_leaves_others_alone(dsn: str, db
         await transaction.rollback()
 
 
-async def test_who_has_no_place_is_told_so(dsn: str) -> None:
+async def test_a_worker_beats_with_a_new_token_while_all_connections_are_in_use(dsn: str, db: Db) -> None:
+    transaction = db.transaction()
+    async with calling(dsn, workers=True, connections_max=1) as other:
+        worker, new = await registered(other), also(other, await token(dsn))
+        await transaction.start()
+        async with hogging(await _locked(other, db)):
+            with anyio.fail_after(5):
+                worker.call = new
+                await worker.beat()
+        await transaction.rollback()
+
+
+async def test_who_has_no_place_is_told_so(dsn: str, db: Db) -> None:
     async with calling(dsn, connections_max=10, waiters_max=10) as other:
         hog = also(other, await token(dsn, name="hog"))
         follows = [hog("GET", "/v1/events?of=audit&for_s=600") for _ in range(5)]
         streams = [hog("POST", "/v1/jobs/stream", content=silent(), headers=NDJSON)]
         async with hogging([*follows, *streams]):
-            assert (await hog.problem("GET", "/v1/events?of=audit&for_s=600"))[:2] == (503, "too-many-waiters")
+            assert await db.fetchval(HELD) == 0, "a stream without jobs holds nothing of the database"
+            assert (await hog.problem("GET", "/v1/events?of=audit&for_s=0.1"))[:2] == (503, "too-many-waiters")
             refused = await hog("POST", "/v1/jobs/stream", content=LINE, headers=NDJSON)
             assert (refused.status_code, refused.json()["type"]) == (503, "/v1/problems/too-many-streams")
             assert (await other("GET", "/v1/events?of=audit&for_s=0.1")).status_code == 200

@@ -16,11 +16,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 
+from pgworkd.gateway.api.description import describe
 from pgworkd.gateway.api.request.access import Authorize
 from pgworkd.gateway.api.request.bounds import Bounds
 from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
@@ -102,4 +104,5 @@ def _api(gateway: Gateway) -> FastAPI:
     parts = ((gateway.options.workers, WORKER_ROUTERS), (gateway.options.api, ROUTERS), (True, service.ROUTERS))
     for router in (each for is_wanted, routers in parts if is_wanted for each in routers):
         api.router.routes.extend(router.routes)
+    api.openapi = partial(describe, api)  # type: ignore[method-assign]
     return api

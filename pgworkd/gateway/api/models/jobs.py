@@ -15,6 +15,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow
 from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, NewJob
+from pgworkd.core.job import Status
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.errors import DELAY_S_MAX
@@ -182,7 +183,7 @@ class CreatedOnce(Answer):
 
     id: UUID
     created: bool
-    status: str
+    status: Status
     keep_s: float | None = Field(
         description="For this long after its end the job is remembered, and a repetition does nothing; "
         "null: for as long as the history is kept (setting keep_days)"
@@ -200,7 +201,7 @@ class Ended(Answer):
     """`cancelled`, or `requested` of a running job."""
 
     id: UUID
-    outcome: str
+    outcome: Literal["cancelled", "requested"]
 
 
 class Ids(Answer):
@@ -224,6 +225,7 @@ class Names(Answer):
 class JobOut(Answer, row=JobDetails, without=("worker_id", "payload", "meta", "result", "errors")):
     """A job. `payload`, `meta`, `result` and `errors` are there for scope `payload` only."""
 
+    status: Status
     payload: dict[str, Any] | None = None
     meta: dict[str, Any] | None = None
     result: Any = None
@@ -232,6 +234,8 @@ class JobOut(Answer, row=JobDetails, without=("worker_id", "payload", "meta", "r
 
 class JobLine(Answer, row=JobRow):
     """A job in a list."""
+
+    status: Status
 
 
 class JobPage(Answer):
@@ -252,7 +256,7 @@ class Waiting(Answer):
     """The job has not finished."""
 
     id: UUID
-    status: str
+    status: Status
 
 
 class ProblemOut(Answer):

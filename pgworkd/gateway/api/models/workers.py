@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
 )
 
+from pgworkd.core.job import Status
 from pgworkd.core.json_text import JsonText
 from pgworkd.gateway.api.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
 
@@ -235,7 +236,7 @@ class Extended(Answer):
 class SettledOut(Answer):
     """The job's new status. `repeated`: the same had been settled before."""
 
-    status: str
+    status: Status
     repeated: bool
 
 
@@ -271,7 +272,7 @@ class SettlementOut(Answer):
     """What became of one: its new `status`, or a `problem`."""
 
     assignment: str
-    status: str | None
+    status: Status | None
     repeated: bool
     problem: ProblemOut | None
 

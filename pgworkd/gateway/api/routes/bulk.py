@@ -71,7 +71,9 @@ async def create_workflow(request: Request, body: WorkflowIn) -> Response:
     status_code=201,
     response_model=Counted,
     responses=_DOCUMENTED,
-    openapi_extra={"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
+    },
 )
 async def stream_jobs(request: Request) -> Response:
     """Create up to a million jobs, all or none: one JSON object per line (application/x-ndjson), up to 1 GiB.
