@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, quote
 
 from pgworkd.core.validation import text
 from pgworkd.errors import UsageError
@@ -23,6 +23,8 @@ _OURS = re.compile(
     r"|user-agent|webhook-.*|pgworkd-.*|traceparent|tracestate"
 )
 """Headers that say how a message is sent, or that are ours."""
+_PLACES = "{queue}, {kind} and {id}"
+_PLACE, _BRACES = re.compile(r"\{(queue|kind|id)\}"), re.compile(r"\{[^{}]*\}|[{}]")
 BOUNDS = {"timeout_s": (0.1, 3600.0), "callback_timeout_s": (10.0, 420.0)}
 
 
@@ -45,6 +47,7 @@ class Endpoint:
         """Raises UsageError for a value that is out of bounds."""
         text(self.name, "the endpoint's name", 200)
         object.__setattr__(self, "parts", check_url(self.url, allow_private=self.allow_private))
+        _check_places(self.parts)
         if self.mode not in ("sync", "callback"):
             raise UsageError(f"mode {self.mode!r}: give sync or callback")
         for name, (low, high) in BOUNDS.items():
@@ -60,10 +63,39 @@ class Endpoint:
                 raise UsageError("the endpoint has a secret, and is to be unsigned: give one of them")
             check_name(self.secret_name)
 
+    def at(self, facts: Mapping[str, Any]) -> SplitResult:
+        """Where a message about a job goes: with its facts in the places that path and query have for them.
+
+        Raises UsageError for one that would lead elsewhere.
+        """
+        if "{" not in self.url:
+            return self.parts
+        return self.parts._replace(path=_filled(self.parts.path, facts), query=_filled(self.parts.query, facts))
+
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """An endpoint from the columns of its row, others than these left out; `headers` decoded."""
         return cls(**{name: row[name] for name in COLUMNS if name in row})
+
+
+def _check_places(url: SplitResult) -> None:
+    """Raises UsageError for braces that are no place for a fact, or stand where none may be."""
+    for part in (url.path, url.query):
+        for place in _BRACES.findall(part):
+            if _PLACE.fullmatch(place) is None:
+                raise UsageError(f"the URL has {place[:40]!r}: {_PLACES} are filled in; write others as %7B, %7D")
+    if any(brace in url.netloc for brace in "{}"):
+        raise UsageError("the URL's host has a brace: facts of jobs are filled in in the path and the query only")
+
+
+def _filled(part: str, facts: Mapping[str, Any]) -> str:
+    def fill(place: re.Match[str]) -> str:
+        value = str(facts.get(place[1], place[0]))
+        if value in (".", ".."):
+            raise UsageError(f"{place[0]} is {value!r}, which would lead to another path")
+        return quote(value, safe="")
+
+    return _PLACE.sub(fill, part)
 
 
 COLUMNS = "name url mode timeout_s callback_timeout_s headers secret_name unsigned allow_private".split()

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from pgworkd.core.job import FACTS, Ending, Job
 from pgworkd.core.json_text import JsonText
-from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze
+from pgworkd.errors import PermanentError, PgworkdError, RetryAfter, Snooze, UsageError
 from pgworkd.push import message, secrets
 from pgworkd.push.answer import EndpointAnswer, Verdict, described, verdict
 from pgworkd.push.endpoint import Endpoint
@@ -66,7 +66,7 @@ class _Url:
         name = self._endpoint.secret_name
         return [] if name is None else secrets.read(name, self._secrets_dir)
 
-    async def post(self, content: bytes, **more: Any) -> EndpointAnswer:
+    async def post(self, content: bytes, facts: Mapping[str, Any] | None = None, **more: Any) -> EndpointAnswer:
         """Sends a message; `more`: arguments of `message.headers`. Raises NotDelivered or PerhapsDelivered.
 
         Each has a connection of its own: nobody tells a handler when its daemon ends, and to close those that it keeps.
@@ -75,7 +75,7 @@ class _Url:
         at, signing = more.pop("at"), self._signing()
         headers = message.headers(more.pop("message_id"), content, at, signing, endpoint.headers, **more)
         try:
-            return await sender.post(endpoint.parts, headers, content, endpoint.timeout_s)
+            return await sender.post(endpoint.at(facts or {}), headers, content, endpoint.timeout_s)
         finally:
             sender.close()
 
@@ -90,9 +90,12 @@ class Push(_Url):
     async def __call__(self, job: Job) -> JsonText | None:
         """Sends a job; its result. Raises PushFailed, RetryAfter, Snooze or PermanentError, by the answer."""
         at = message.now()
-        content = message.body(_sent(job, self._endpoint.timeout_s), at)
+        sent = _sent(job, self._endpoint.timeout_s)
+        content = message.body(sent, at)
         try:
-            answer = await self.post(content, at=at, message_id=job.id, attempt=job.attempt, trace=job.meta)
+            answer = await self.post(content, sent.facts, at=at, message_id=job.id, attempt=job.attempt, trace=job.meta)
+        except UsageError as error:
+            raise PermanentError(str(error)) from error
         except NotDelivered as error:
             if job.max_attempts == 1:  # it was not begun, so its only attempt is still to come
                 raise Snooze(AGAIN_S) from error

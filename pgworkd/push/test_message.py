@@ -18,8 +18,10 @@ async def attempted(endpoint: Endpoint, secrets_dir: Path | None) -> tuple[bool,
     content = message.body_of_test(endpoint.name, at)
     sender = Sender(allow_private=endpoint.allow_private)
     try:
-        headers = message.headers(uuid4(), content, at, signing, endpoint.headers)
-        answer = await sender.post(endpoint.parts, headers, content, endpoint.timeout_s)
+        message_id = uuid4()
+        headers = message.headers(message_id, content, at, signing, endpoint.headers)
+        url = endpoint.at({"queue": "test", "kind": "test", "id": message_id})
+        answer = await sender.post(url, headers, content, endpoint.timeout_s)
     except (NotDelivered, PerhapsDelivered) as error:
         return False, f"{type(error).__name__}: {error}"
     finally:

@@ -68,9 +68,16 @@ BUGS = (
     python(
         "a job that may run once is pushed over a connection that was kept",
         "push/daemon/delivery",
-        "endpoint.timeout_s, once=once)",
-        "endpoint.timeout_s)",
-        tests=_DAEMON,
+        "headers, content, once=once)",
+        "headers, content)",
+        tests="tests/push/test_delivery.py",
+    ),
+    python(
+        "the kind of a job leads to another path",
+        "push/endpoint",
+        '        if value in (".", ".."):',
+        "        if False:",
+        tests="tests/push/test_delivery.py",
     ),
     python(
         "addresses are tried in the order of the name server",

@@ -332,13 +332,3 @@ async def test_a_request_under_way_ends_with_its_attempt(
             await until(waits_for_status(db, job_id, status))
         assert seen.all(events.SHUTDOWN_INCOMPLETE) == []
     assert len(down.requests) == 1
-
-
-@pytest.mark.fast
-async def test_a_job_that_may_run_once_is_not_sent_over_a_connection_that_was_kept(dsn: str, db: Db) -> None:
-    async with serving(Downstream(answer_of(200))) as down, pushing(dsn):
-        await put_endpoint(db, "billing", down.url, "invoices")
-        for connections, max_attempts in ((1, 3), (1, 3), (2, 1), (3, 1)):
-            job_id = await insert(db, "invoices", "{}", max_attempts=max_attempts)
-            await until(waits_for_status(db, job_id, "completed"))
-            assert down.connections == connections

@@ -11,6 +11,7 @@ import pytest
 from pgworkd.core.race import Failed
 from pgworkd.errors import UsageError
 from pgworkd.push import guard
+from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.guard import AddressRefused, ConnectionFailed, Network, check_url, is_public
 
 PUBLIC = ("1.1.1.1", "8.8.8.8", "93.184.215.14", "2606:4700:4700::1111", "::ffff:8.8.8.8", "2a00:1450:4001:829::200e")
@@ -161,6 +162,14 @@ WRONG = {
 def test_a_wrong_url_is_refused_with_the_reason(url: str) -> None:
     with pytest.raises(UsageError, match=WRONG[url]):
         check_url(url)
+
+
+@pytest.mark.parametrize("url", ["/{kinds}", "/{kind", "/}", "/{}", "/?a={Queue}", "/{{id}}"])
+def test_braces_that_stand_for_nothing_are_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=r"\{queue\}, \{kind\} and \{id\} are filled in"):
+        Endpoint(name="e", url=f"https://example.com{url}", unsigned=True)
+    with pytest.raises(UsageError, match="host has a brace"):
+        Endpoint(name="e", url="https://{queue}.example.com/", unsigned=True)
 
 
 def test_urls_that_are_allowed() -> None:

@@ -15,7 +15,7 @@ from pgworkd.core.job import FACTS, Ending
 from pgworkd.core.json_text import JsonText
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.engine.attempts import Attempt
-from pgworkd.errors import PgworkdError
+from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.push import message
 from pgworkd.push.answer import Effect, EndpointAnswer, Verdict, is_trouble, retry_after_s, verdict
 from pgworkd.push.daemon.callbacks import Callbacks
@@ -50,12 +50,16 @@ class Delivery:
         at, endpoint = message.now(), target.endpoint
         sent = message_of(attempt, min(endpoint.timeout_s, attempt.claimed.timeout_s or endpoint.timeout_s))
         waits = endpoint.mode == "callback"
+        try:
+            url = endpoint.at(sent.facts)
+        except UsageError as error:
+            return Verdict(Ending.FAILED, cause="UsageError", message=str(error), permanent=True)
         content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
         fixed = (attempt.claimed.id, content, at, target.signing, endpoint.headers)
         headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=attempt.claimed.attempt)
         latest, once = time.monotonic() + endpoint.timeout_s + FROZEN_S, attempt.claimed.max_attempts == 1
         try:
-            answer = await target.post(headers, content, endpoint.timeout_s, once=once)
+            answer = await target.post(url, headers, content, once=once)
         except NotDelivered as error:
             # It was not begun, so the only attempt of a job is still to come.
             ending = Ending.RELEASED if once else Ending.FAILED

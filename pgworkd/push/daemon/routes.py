@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import SplitResult
 
 from pgworkd.core import events
 from pgworkd.core.events import Events
@@ -38,12 +39,12 @@ class Target:
         self._paused_until = 0.0
 
     async def post(
-        self, headers: Mapping[str, str], content: bytes, limit_s: float, *, once: bool = False
+        self, url: SplitResult, headers: Mapping[str, str], content: bytes, *, once: bool = False
     ) -> EndpointAnswer:
-        """Sends a message to the endpoint, see `Sender.post`."""
+        """Sends a message to a URL of the endpoint, see `Sender.post`."""
         self._requests += 1
         try:
-            return await self._sender.post(self.endpoint.parts, headers, content, limit_s, once=once)
+            return await self._sender.post(url, headers, content, self.endpoint.timeout_s, once=once)
         finally:
             self._requests -= 1
             self._close_if_retired()
