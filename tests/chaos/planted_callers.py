@@ -83,6 +83,20 @@ BUGS = (
         tests=_SHARES,
     ),
     python(
+        "a job may wait for those of any queue",
+        f"{_API}/routes/visible",
+        '    if not wanted or access.allows("enqueue"):',
+        "    if True:",
+        tests=_SHARES,
+    ),
+    python(
+        "a batch of another queue takes the payloads of this one",
+        f"{_API}/routes/batches",
+        ".batches.queue(root.id) != _queue_of(body):",
+        ".batches.queue(root.id) is None:",
+        tests=_SHARES,
+    ),
+    python(
         "a line end in a name ends the path",
         f"{_API}/request/names",
         '_OF = {"/": "s", "\\n": "n", "\\r": "r", _MARK: "m"}\n_CHARS',

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import anyio
 import pytest
@@ -244,3 +246,41 @@ async def test_where_jobs_are_sent_is_not_for_who_operates_a_queue(dsn: str, db:
             assert (code, slug, found["scope"]) == (403, "forbidden", "admin")
         await call.ok("PATCH", "/v1/queues/crawl-1", {"endpoint": "billing"})
         assert await db.fetchval("SELECT endpoint FROM pgworkd.queues WHERE name = 'crawl-1'") == "billing"
+
+
+async def test_what_is_in_other_queues_is_as_if_it_were_not_there(dsn: str, db: Db) -> None:
+    """Jobs to wait for, schedules, and the keys of batches: a token learns nothing of them, and takes nothing over."""
+    async with calling(dsn, workers=True) as call:
+        (secret,) = await insert(db, queue="secret")
+        await call.ok("PUT", "/v1/schedules/nightly", {"queue": "secret", "every_s": 60})
+        scopes = {scope: ["mine*"] for scope in ("enqueue", "operate", "work")}
+        mine = also(call, await token(dsn, scopes))
+        after = {"queue": "mine", "after": [str(secret)]}
+        nobody = {"queue": "mine", "after": [str(UUID(int=7))]}
+        worker = await registered(mine, {"mine": 1})
+        await insert(db, queue="mine")
+        (got,) = await worker.claim()
+        calls: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+            ("/v1/jobs", lambda job: job),
+            ("/v1/jobs/bulk", lambda job: {"jobs": [job]}),
+            ("/v1/workflows", lambda job: {"jobs": [job | {"name": "a"}]}),
+            (f"/v1/assignments/{got['assignment']}/complete", lambda job: {"enqueue": [job]}),
+        )
+        for path, body in calls:
+            hidden = await mine.problem("POST", path, body(after))
+            missing = await mine.problem("POST", path, body(nobody))
+            assert hidden[:2] == missing[:2] == (422, "unknown-dependency")
+        line = await mine("POST", "/v1/jobs/stream", content=json.dumps(after), headers=NDJSON)
+        assert line.status_code == 422
+        assert (await call("POST", "/v1/jobs", after)).status_code == 201, "who may see it may wait for it"
+
+        assert (await mine.problem("GET", "/v1/schedules/nightly"))[0] in (403, 404)
+        code, slug, found = await mine.problem("PUT", "/v1/schedules/nightly", {"queue": "mine", "every_s": 60})
+        assert (code, slug) == (409, "conflict")
+        assert "secret" not in json.dumps(found)
+
+        batch = {"name": "payroll", "queue": "secret", "dedupe_key": "2026-12", "payloads": [{}]}
+        await mine.ok("POST", "/v1/batches", batch | {"queue": "mine"})
+        code, slug, _ = await call.problem("POST", "/v1/batches", batch)
+        assert (code, slug) == (409, "duplicate-key"), "its payloads are not dropped without a word"
+        assert (await mine.ok("POST", "/v1/batches", batch | {"queue": "mine"}))["created"] is False

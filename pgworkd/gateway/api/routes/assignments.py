@@ -35,7 +35,7 @@ from pgworkd.gateway.api.request.answers import BODY, Json, PlainJson, documente
 from pgworkd.gateway.api.request.failures import misfit
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.route import BulkRoute, Route
-from pgworkd.gateway.api.routes.visible import needed_any
+from pgworkd.gateway.api.routes.visible import may_wait_for, needed_any
 from pgworkd.gateway.workers.settles import SettleAnswer, Settled
 
 
@@ -153,6 +153,7 @@ async def _complete(request: Request, assignment: str, body: CompleteIn) -> Sett
         async with gateway.database.transaction() as connection:
             if (committed := await settles.complete_on(connection, held, body.result)) is None:
                 raise LeaseLost(f"attempt {held.attempt} of job {held.job_id} runs no more here")
+            await may_wait_for(request, connection, (each for job in body.enqueue for each in job.after))
             await enqueue_many(connection, [each.job() for each in body.enqueue])
     except LeaseLost:  # it may have been completed before
         return await settles.settle(held, Outcome(Ending.COMPLETED))

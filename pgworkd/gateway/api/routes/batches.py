@@ -52,6 +52,9 @@ async def create_batch(request: Request, body: BatchIn) -> Response:
             await _fill(root, body, ids, body.name)
             if body.sealed:
                 await root.seal()
+        elif await gateway_of(request).admin_on(connection).batches.queue(root.id) != _queue_of(body):
+            said = "a batch of another queue has this name and dedupe key: choose another key"
+            raise Problem("duplicate-key", said)
     answer = {"id": root.id, "created": root.created, "ids": ids}
     return Json(answer, 201 if root.created else 200)
 
@@ -68,8 +71,12 @@ async def _fill(at: Batch[Any], body: BatchIn | ChildIn, ids: dict[str, UUID], p
         await at.add(body.payloads)
 
 
+def _queue_of(body: BatchIn | ChildIn, above: str | None = None) -> str:
+    return body.queue or body.kind or above or body.name
+
+
 def _queues(body: BatchIn | ChildIn, above: str | None = None) -> set[str]:
-    own = body.queue or body.kind or above or body.name
+    own = _queue_of(body, above)
     found = {own}.union(*(_queues(child, own) for child in body.children))
     for job in (getattr(body, "on_complete", None), getattr(body, "on_failure", None)):
         found |= set() if job is None else {job.queue}

@@ -23,6 +23,7 @@ from pgworkd.gateway.api.request.failures import clearer
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem, pointer
 from pgworkd.gateway.api.request.route import BulkRoute, Route
+from pgworkd.gateway.api.routes.visible import may_wait_for
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
 stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
@@ -49,6 +50,7 @@ async def create_jobs(request: Request, body: JobsIn) -> Response:
     if faults := list(_faults(jobs)):
         raise Problem("invalid", f"invalid: {len(faults)} of {counted(len(jobs), 'job')}", errors=faults[:ERRORS_MAX])
     async with gateway_of(request).database.transaction() as connection:
+        await may_wait_for(request, connection, (each for job in body.jobs for each in job.after))
         ids: list[UUID] = await enqueue_many(connection, jobs)
     return Json({"ids": ids}, 201)
 
@@ -63,6 +65,8 @@ async def create_workflow(request: Request, body: WorkflowIn) -> Response:
         options: Any = step.options() | {"after": [each if each in names else _id(each) for each in step.after]}
         flow.add(step.name, step.queue, step.payload, **options)
     async with gateway_of(request).database.transaction() as connection:
+        named = [_id(each) for step in body.jobs for each in step.after if each not in names]
+        await may_wait_for(request, connection, [each for each in named if isinstance(each, UUID)])
         return Json({"ids": await flow.enqueue(connection)}, 201)
 
 
@@ -88,6 +92,7 @@ async def stream_jobs(request: Request) -> Response:
             jobs = await anext(steps, None)  # nothing is held of the database before there are jobs
             async with gateway.database.transaction() as connection:
                 while jobs is not None:
+                    await may_wait_for(request, connection, (each for job in jobs for each in job.after))
                     await enqueue_many(connection, jobs)
                     count += len(jobs)
                     jobs = await anext(steps, None)

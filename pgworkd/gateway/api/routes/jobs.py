@@ -30,7 +30,7 @@ from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
-from pgworkd.gateway.api.routes.visible import PathId, needed_any, visible
+from pgworkd.gateway.api.routes.visible import PathId, may_wait_for, needed_any, visible
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 WAIT_S_MAX = 60.0
@@ -51,6 +51,7 @@ async def create_job(request: Request, job: JobIn) -> Response:
     need(request, "enqueue", job.queue)
     options: Any = job.options()
     async with gateway_of(request).database.transaction() as connection:
+        await may_wait_for(request, connection, job.after)
         if job.on_duplicate is None:
             job_id, created, changed = await enqueue(connection, job.queue, job.payload, **options), True, False
         else:

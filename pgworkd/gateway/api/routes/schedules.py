@@ -79,8 +79,8 @@ async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Re
     )
     async with gateway_of(request).admin(access.name) as admin:
         before = await _find(admin, name)
-        if before is not None:
-            need(request, "operate", before.queue)
+        if before is not None and not access.allows("operate", before.queue):
+            raise Problem("conflict", f"there is a schedule {name!r} that you may not see: choose another name")
         created = await admin.schedules.put(name, schedule)
         if created is None:
             raise Problem("conflict", f"schedule {name!r} is declared in code: change it there, or disable it here")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Path, Request
@@ -11,7 +12,9 @@ from pydantic import BeforeValidator
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import JobDetails
 from pgworkd.core.access import SCOPES
+from pgworkd.core.validation import ROWS_MAX
 from pgworkd.gateway.api.request.access import access_of
+from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.names import plain
 from pgworkd.gateway.api.request.problems import Problem
 
@@ -28,6 +31,18 @@ async def visible(request: Request, admin: Admin, job_id: UUID, *scopes: str) ->
     if job is None or not any(access.allows(scope, job.queue) for scope in scopes):
         raise Problem("not-found", f"job {job_id} is unknown: check the id; its history may have been deleted")
     return job
+
+
+async def may_wait_for(request: Request, connection: Any, ids: Iterable[UUID]) -> None:
+    """Problem unknown-dependency, as if there were none, for a job that is in a queue which the token is not for."""
+    access, wanted = access_of(request), list(dict.fromkeys(ids))
+    if not wanted or access.allows("enqueue"):
+        return
+    jobs = gateway_of(request).admin_on(connection).jobs
+    for begin in range(0, len(wanted), ROWS_MAX):
+        for job_id, queue in (await jobs.queues(wanted[begin : begin + ROWS_MAX])).items():
+            if not access.allows("enqueue", queue):
+                raise Problem("unknown-dependency", f"job {job_id} does not exist")
 
 
 def needed_any(request: Request, *scopes: str) -> None:
