@@ -63,6 +63,7 @@ _LEVELS: dict[str, int] = {
     events.ORPHANS_RELEASED: logging.WARNING,
     events.MAINTENANCE_FAILED: logging.ERROR,
     events.ENDPOINT_REFUSED: logging.ERROR,
+    events.PUSH_ANSWERED: logging.DEBUG,
     events.ENDPOINT_PAUSED: logging.WARNING,
     events.ENDPOINT_DISABLED: logging.ERROR,
     events.HOOK_FAILED: logging.ERROR,

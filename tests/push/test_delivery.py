@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+
+from pgworkd.core import events
 from tests.kits.daemon import insert, until, waits_for_status
 from tests.kits.downstream import Downstream, answer_of, serving
 from tests.kits.push import pushing, put_endpoint
@@ -30,3 +33,24 @@ async def test_the_facts_of_a_job_stand_in_the_address(dsn: str, db: Db) -> None
         error = await db.fetchval("SELECT error FROM pgworkd.all_jobs WHERE id = $1", job_id)
         assert "would lead to another path" in error
         assert len(down.requests) == 2
+
+
+async def test_each_request_is_told_to_who_wants_to_know(dsn: str, db: Db) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    async with serving(Downstream(answer_of(422))) as down, pushing(dsn) as (_, seen):
+        await put_endpoint(db, "billing", down.url + "?secret=7", "invoices")
+        await put_endpoint(db, "gone", f"http://127.0.0.1:{port}/", "lost")
+        job_id = await insert(db, "invoices", "{}")
+        lost = await insert(db, "lost", "{}")
+        told = await seen.wait(events.PUSH_ANSWERED, endpoint="billing")
+        assert (told["job_id"], told["attempt"], told["status"], told["host"]) == (
+            str(job_id),
+            1,
+            422,
+            f"127.0.0.1:{down.port}",
+        )
+        assert "secret" not in str(told)
+        assert told["took_s"] < 30
+        told = await seen.wait(events.PUSH_ANSWERED, endpoint="gone")
+        assert (told["job_id"], told["status"]) == (str(lost), None)

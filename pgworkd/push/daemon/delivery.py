@@ -57,7 +57,8 @@ class Delivery:
         content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
         fixed = (attempt.claimed.id, content, at, target.signing, endpoint.headers)
         headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=attempt.claimed.attempt)
-        latest, once = time.monotonic() + endpoint.timeout_s + FROZEN_S, attempt.claimed.max_attempts == 1
+        began_s, once, status = time.monotonic(), attempt.claimed.max_attempts == 1, None
+        latest = began_s + endpoint.timeout_s + FROZEN_S
         try:
             answer = await target.post(url, headers, content, once=once)
         except NotDelivered as error:
@@ -70,8 +71,12 @@ class Delivery:
             found = Verdict(Ending.HANDED_OVER if waits else Ending.FAILED, cause="NoAnswer", message=str(error))
             await self._unanswered(target, found.message, latest)
         else:
-            found = verdict(answer, may_accept=waits)
+            found, status = verdict(answer, may_accept=waits), answer.status
             await self._judge(target, answer, found)
+        if self._events.has_listener(events.PUSH_ANSWERED):
+            facts = {"endpoint": endpoint.name, "host": url.netloc, "bytes": len(content)}
+            took_s = round(time.monotonic() - began_s, 4)
+            self._events.emit(events.PUSH_ANSWERED, **attempt.facts(), **facts, status=status, took_s=took_s)
         return found
 
     async def _judge(self, target: Target, answer: EndpointAnswer, found: Verdict) -> None:
