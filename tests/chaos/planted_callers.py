@@ -83,6 +83,20 @@ BUGS = (
         tests=_SHARES,
     ),
     python(
+        "who may see other queues gets the text of this one",
+        f"{_API}/routes/events",
+        "tuple((scope, queues and tuple(queues)) for scope, queues in access.scopes.items())",
+        "tuple(access.scopes)",
+        tests="tests/http/test_events.py",
+    ),
+    python(
+        "a list is encoded for each follower",
+        f"{_API}/request/live_lists",
+        "        if viewer not in self._texts:",
+        "        if True:",
+        tests="tests/http/test_events.py",
+    ),
+    python(
         "a job may wait for those of any queue",
         f"{_API}/routes/visible",
         '    if not wanted or access.allows("enqueue"):',

@@ -277,3 +277,25 @@ async def test_a_database_that_is_away_is_a_problem_in_the_stream(dsn: str) -> N
                 proxy.mode = "pass"
                 while name != "queues":
                     name, _ = await anext(stream)
+
+
+async def test_a_list_is_encoded_once_for_all_who_may_see_the_same(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = 0
+    to_json = events.to_json
+
+    def counted(value: Any) -> str:
+        nonlocal encoded
+        encoded += isinstance(value, list)
+        return to_json(value)
+
+    monkeypatch.setattr(events, "to_json", counted)
+    async with calling(dsn) as call:
+        await call.ok("POST", "/v1/queues/mail/pause?create=true")
+        await call.ok("POST", "/v1/queues/bulk/pause?create=true")
+        callers = [call, *[also(call, await token(dsn, {"read": [queue]})) for queue in ("mail", "bulk")]]
+        answers = await asyncio.gather(
+            *(each("GET", "/v1/events?of=queues&for_s=0.8") for each in callers for _ in range(20))
+        )
+        seen = [{row["queue"] for row in parsed(answer.text)[0][1]} for answer in answers]
+        assert seen == [{"bulk", "mail"}] * 20 + [{"mail"}] * 20 + [{"bulk"}] * 20
+    assert encoded <= 3 * 2, "of 60 followers; the list may be read twice"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from typing import Any
 
 import anyio
@@ -31,6 +31,8 @@ class LiveList:
         self._wanted, self._news = anyio.Event(), anyio.Event()
         self._rows: list[Row] | None = None
         """The newest rows; None: not read yet."""
+        self._texts: dict[Hashable, str] = {}
+        """The newest rows as texts, by who may see what of them."""
         self._error: PgworkdError | None = None
         """Why the last read failed."""
 
@@ -45,14 +47,22 @@ class LiveList:
                 rows, error = None, found
             took_s = anyio.current_time() - began_s
             is_news = (error is None) != (self._error is None) or _plain(rows) != _plain(self._rows)
-            self._rows, self._error = rows, error
+            self._rows, self._texts, self._error = rows, {}, error
             if is_news:
                 news, self._news = self._news, anyio.Event()
                 news.set()
             await anyio.sleep(max(PERIOD_S, min(PAUSE_MAX_S, SHARE * took_s)))
             if not self._followers:
                 self._wanted = anyio.Event()
-                self._rows, self._error = None, None
+                self._rows, self._texts, self._error = None, {}, None
+
+    def text(self, rows: list[Row], viewer: Hashable, make: Callable[[list[Row]], str]) -> str:
+        """`make(rows)`, which is called once for all followers who are such a viewer."""
+        if rows is not self._rows:
+            return make(rows)
+        if viewer not in self._texts:
+            self._texts[viewer] = make(rows)
+        return self._texts[viewer]
 
     async def follow(self) -> AsyncGenerator[list[Row] | PgworkdError, None]:
         """Yields the rows now, and again whenever they have changed, or after REPEAT_S; or why they cannot be read.

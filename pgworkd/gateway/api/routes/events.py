@@ -95,6 +95,10 @@ async def events(
     return _Events(request, frozenset(of), for_s)
 
 
+def _text(shown: Callable[[Access, list[Row]], list[Row]], access: Access, rows: list[Row]) -> str:
+    return to_json(shown(access, rows))
+
+
 class _Events(Response):
     """The answer with the stream of events."""
 
@@ -129,13 +133,15 @@ class _Events(Response):
                     tasks.start_soon(self._tell, name, send)
 
     async def _tell(self, name: str, send: Any) -> None:
-        shown = KINDS[name].shown
-        async with aclosing(self._gateway.lists[name].follow()) as changes:
+        shown, followed = KINDS[name].shown, self._gateway.lists[name]
+        async with aclosing(followed.follow()) as changes:
             async for found in changes:
                 if isinstance(found, PgworkdError):
                     event, data = "problem", to_json(problems.of(found).body(""))
                 else:
-                    event, data = name, to_json(shown(access_of(self._request), found))
+                    access = access_of(self._request)
+                    viewer = tuple((scope, queues and tuple(queues)) for scope, queues in access.scopes.items())
+                    event, data = name, followed.text(found, viewer, partial(_text, shown, access))
                 async with self._one_at_a_time:
                     text = f"event: {event}\ndata: {data}\n\n"
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
