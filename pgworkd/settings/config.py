@@ -143,7 +143,7 @@ class Settings(BaseSettings):
         "", description="Addresses or networks of proxies whose X-Forwarded-For is trusted, comma-separated"
     )
     http_connections_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for requests")
-    http_waiters_max: int = Field(2000, ge=1, le=10_000, description="Maximum number of requests that wait at once")
+    http_waiters_max: int = Field(2000, ge=1, le=10_000, description="Maximum number of waiting claims, and of others")
     http_requests_per_s: float = Field(
         1000, ge=0.1, le=1_000_000, description="Requests per second that one token may make"
     )
