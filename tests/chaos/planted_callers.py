@@ -83,6 +83,42 @@ BUGS = (
         tests=_SHARES,
     ),
     python(
+        "a stream that was cut short is answered as done",
+        f"{_API}/request/gateway",
+        "            if self._has_arrived:  # else the body is read meanwhile, which also tells when the caller goes\n"
+        "                if IS_CLOSING",
+        "            if True:\n                if IS_CLOSING",
+        tests=_CALLER,
+    ),
+    python(
+        "the rest of a body that was answered is read for ever",
+        f"{_API}/server",
+        "        if self._in_body:\n            self._expect(LINGER_S)",
+        "        if False:\n            self._expect(LINGER_S)",
+        tests=_CALLER,
+    ),
+    python(
+        "of two tokens one is taken",
+        f"{_API}/server",
+        '_SINGLE = frozenset({b"host", b"authorization", b"pgworkd-secret"})',
+        '_SINGLE = frozenset({b"host"})',
+        tests=_CALLER,
+    ),
+    python(
+        "a follower of a revoked token goes on beside wrong ones",
+        f"{_API}/request/access",
+        "        if not was_right and (wait_s",
+        "        if (wait_s",
+        tests=_SHARES,
+    ),
+    python(
+        "a job that may not be seen is told from one that is not there",
+        f"{_API}/routes/visible",
+        "            if job_id not in queues or not access",
+        "            if job_id in queues and not access",
+        tests=_SHARES,
+    ),
+    python(
         "who may see other queues gets the text of this one",
         f"{_API}/routes/events",
         "tuple((scope, queues and tuple(queues)) for scope, queues in access.scopes.items())",

@@ -249,8 +249,8 @@ BUGS = (
     python(
         "the last of two hosts is believed",
         "gateway/api/server",
-        "        if hosts > 1:",
-        "        if hosts > 2:",
+        "        if len(single) > len(set(single)):",
+        "        if False:",
         tests=_FRAMING,
     ),
     python(

@@ -41,7 +41,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/batches": {"name": "q"},
     "POST /v1/batches/{batch_id}/children": {"name": "q"},
     "POST /v1/batches/{batch_id}/jobs": {"payloads": [{}]},
-    "POST /v1/jobs/{operation}": {"queue": "q"},
+    **{f"POST /v1/jobs/{each}": {"queue": "q"} for each in ("retry", "cancel", "discard", "undepend")},
     "PATCH /v1/queues/{queue}": {"concurrency": 1},
     "PUT /v1/schedules/{name}": {"queue": "q", "every_s": 60},
     "PATCH /v1/schedules/{name}": {"enabled": True},
@@ -62,7 +62,8 @@ NEEDS = {
     | {"POST /v1/batches/{batch_id}/jobs", "POST /v1/batches/{batch_id}/seal"}
     | {"DELETE /v1/jobs/{job_id}", "POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"},
     "operate": {"DELETE /v1/jobs/{job_id}", "PATCH /v1/jobs/{job_id}", "POST /v1/jobs/{job_id}/replay"}
-    | {"POST /v1/jobs/{operation}", "POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"}
+    | {f"POST /v1/jobs/{each}" for each in ("retry", "cancel", "discard", "undepend")}
+    | {"POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"}
     | {"PATCH /v1/queues/{queue}", "POST /v1/queues/{queue}/pause", "POST /v1/queues/{queue}/resume"}
     | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
     | {"POST /v1/endpoints/{name}/disable", "POST /v1/endpoints/{name}/enable"}
@@ -91,7 +92,7 @@ def routes() -> Iterator[tuple[str, str]]:
 
 
 async def tried(call: Caller, method: str, path: str) -> httpx.Response:
-    place = path.replace("{operation}", "cancel").replace("{queue}", "q").replace("{name}", "s")
+    place = path.replace("{queue}", "q").replace("{name}", "s")
     place = place.replace("{worker_id}", "7").replace("{assignment}", ASSIGNMENT)
     place = re.sub(r"\{\w+_id\}", ID, place) + QUERIES.get(path, "")
     body = BODIES.get(f"{method} {path}")

@@ -145,3 +145,50 @@ async def test_links_lead_to_where_a_proxy_serves_the_gateway(dsn: str, trusted:
             assert (await answer(stream))[0] == 200
             await stream.send(post("/v1/jobs", b'{"queue": ""}'))
             assert (await answer(stream))[1]["type"] == "/v1/problems/invalid"
+
+
+@pytest.mark.parametrize("lines", [5, 5_000])
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+async def test_a_stream_of_a_caller_that_sends_no_more_is_whole_or_no_success(
+    dsn: str, db: Db, lines: int, delay_s: float
+) -> None:
+    body = b'{"queue": "q"}\n' * lines
+    head = (
+        f"POST /v1/jobs/stream HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\nContent-Length: {len(body)}"
+    )
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        await stream.send(f"{head}\r\n\r\n".encode() + body[:-1])
+        await anyio.sleep(delay_s)
+        await stream.send(body[-1:])
+        await stream.send_eof()
+        assert await answer(stream) == (201, {"created": lines})
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == lines
+
+
+async def test_a_claim_of_a_caller_that_sends_no_more_gets_nothing(dsn: str, db: Db) -> None:
+    (job_id,) = await insert(db)
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        worker, secret = await registered(stream)
+        await stream.send(post("/v1/claims", json.dumps({"worker": worker, "queues": ["q"]}).encode(), secret))
+        await stream.send_eof()
+        status, found = await answer(stream)
+        assert (status, found["assignments"]) == (200, [])
+        await until(lambda: db.fetchval("SELECT status = 'pending' FROM pgworkd.jobs WHERE id = $1", job_id))
+
+
+async def test_the_rest_of_a_body_that_was_answered_is_not_read_for_ever(dsn: str) -> None:
+    async with serving(dsn) as gate, await gate.connect() as stream:
+        await stream.send(b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await answer(stream))[0] == 404
+        with anyio.fail_after(LIMIT_S), contextlib.suppress(anyio.BrokenResourceError):
+            while True:
+                await stream.send(b"1\r\nx\r\n")
+                await anyio.sleep(0.05)
+        await until(lambda: gate.connections == 0)
+
+
+async def test_two_headers_of_which_readers_may_take_different_ones_are_refused(dsn: str) -> None:
+    for name in ("Host", "Authorization", "Pgworkd-Secret"):
+        async with serving(dsn) as gate, await gate.connect() as stream:
+            await stream.send(f"GET /healthz HTTP/1.1\r\nHost: x\r\n{name}: y\r\n{name}: z\r\n\r\n".encode())
+            assert (await stream.receive()).startswith(b"HTTP/1.1 400")

@@ -13,6 +13,7 @@ from uuid import UUID
 import anyio
 import pytest
 
+from pgworkd.gateway.api import routes
 from pgworkd.gateway.api.request import access as checks
 from pgworkd.gateway.api.routes import bulk
 from tests.kits.daemon import until
@@ -270,6 +271,7 @@ async def test_what_is_in_other_queues_is_as_if_it_were_not_there(dsn: str, db: 
             hidden = await mine.problem("POST", path, body(after))
             missing = await mine.problem("POST", path, body(nobody))
             assert hidden[:2] == missing[:2] == (422, "unknown-dependency")
+            assert hidden[2]["detail"].replace(str(secret), nobody["after"][0]) == missing[2]["detail"]
         line = await mine("POST", "/v1/jobs/stream", content=json.dumps(after), headers=NDJSON)
         assert line.status_code == 422
         assert (await call("POST", "/v1/jobs", after)).status_code == 201, "who may see it may wait for it"
@@ -284,3 +286,20 @@ async def test_what_is_in_other_queues_is_as_if_it_were_not_there(dsn: str, db: 
         code, slug, _ = await call.problem("POST", "/v1/batches", batch)
         assert (code, slug) == (409, "duplicate-key"), "its payloads are not dropped without a word"
         assert (await mine.ok("POST", "/v1/batches", batch | {"queue": "mine"}))["created"] is False
+
+
+async def test_a_follower_whose_token_is_revoked_ends_beside_a_flood_of_wrong_ones(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes.events, "CHECK_S", 0.2)
+    monkeypatch.setattr(checks, "CHECKED_S", 0.2)
+    async with calling(dsn) as call:
+        follower = also(call, await token(dsn))
+        async with asyncio.TaskGroup() as tasks:
+            stream = tasks.create_task(follower("GET", "/v1/events?of=audit&for_s=60"))
+            await asyncio.sleep(0.3)
+            for _ in range(checks.FAILURES_MAX + 5):
+                await also(call, "wrong")("GET", "/v1/queues")
+            await call.ok("DELETE", f"/v1/tokens/{follower.token.split('_')[1]}")
+            with anyio.fail_after(10):
+                await stream

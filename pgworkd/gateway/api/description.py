@@ -55,8 +55,8 @@ def describe(api: FastAPI) -> dict[str, Any]:
         schemas = found["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route answers with
             schemas.pop(name, None)
-        for name, example in EXAMPLES.items():
-            schemas[name]["examples"] = [example]
+        for name in schemas.keys() & EXAMPLES.keys():
+            schemas[name]["examples"] = [EXAMPLES[name]]
         _open(found)
         found["components"]["securitySchemes"] = {
             _TOKEN: {"type": "http", "scheme": "bearer", "description": "As pgworkd token add has printed it"}
@@ -68,6 +68,8 @@ def describe(api: FastAPI) -> dict[str, Any]:
 
 def _split(paths: dict[str, Any]) -> None:
     """One path for each operation on many jobs: beside /v1/jobs/{job_id}, a path with another variable is ambiguous."""
+    if _MANY not in paths:  # it serves workers only
+        return
     text = json.dumps(paths.pop(_MANY))
     for name in get_args(Operation):
         each = paths[_MANY.format(operation=name)] = json.loads(text)

@@ -30,6 +30,9 @@ HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
 HALF_CLOSED_S = 10.0
 """A caller that has closed its side is answered for this long."""
 _PREFIX = re.compile(rb"(/[A-Za-z0-9._~-]{1,100}){1,10}")
+_SINGLE = frozenset({b"host", b"authorization", b"pgworkd-secret"})
+LINGER_S = 1.0
+"""The rest of a body whose request has been answered is read for this long, so that its caller gets the answer."""
 BACKLOG = 1024
 
 
@@ -151,8 +154,15 @@ class Protocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._message_ended, self._in_body = True, False
+        self._expect(None)
         self._notes[HAS_ARRIVED] = True
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Bounds the rest of a body that nobody wants any more; uvicorn's hook."""
+        super().on_response_complete()
+        if self._in_body:
+            self._expect(LINGER_S)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Answers what has arrived, to a caller that has said that nothing more will come; asyncio's hook.
@@ -180,13 +190,12 @@ class Protocol(HttpToolsProtocol):
 
         RFC 9112: 3.2 two hosts, 3.2.2 a target such as http://host/path names the host, 6.1 codings other than chunked.
         """
-        hosts = 0
+        single = [name for name, _ in self.headers if name in _SINGLE]
         for name, value in self.headers:
-            hosts += name == b"host"
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise ValueError("a transfer coding that is not read here")
-        if hosts > 1:
-            raise ValueError("two headers Host")
+        if len(single) > len(set(single)):
+            raise ValueError("two headers of which readers may take different ones")
         if not self.url.startswith((b"/", b"*")):
             host = re.split(rb"[/?#]", self.url.partition(b"://")[2], maxsplit=1)[0]
             self.headers[:] = [*((name, value) for name, value in self.headers if name != b"host"), (b"host", host)]

@@ -118,10 +118,12 @@ class Tokens:
     def _refusal(self, request: Request, token: TokenText | None) -> Problem:
         """The answer to a wrong token: it says so, until too many have come from its address."""
         address = request.client.host if request.client is not None else ""
-        if (wait_s := self._failures.wait_s(address)) > 0:
+        was_right = request.headers.get("authorization", "") in self._right  # it is revoked: that is no guess
+        if not was_right and (wait_s := self._failures.wait_s(address)) > 0:
             said = "too many requests with a wrong token came from this address"
             return Problem("too-many-requests", said, headers={"Retry-After": str(math.ceil(wait_s))})
-        self._failures.count(address)
+        if not was_right:
+            self._failures.count(address)
         said = "this token is unknown, expired or revoked" if token is not None else "this is no token of pgworkd"
         return Problem("unauthenticated", said, headers=_CHALLENGE)
 

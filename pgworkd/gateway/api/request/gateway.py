@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from pgworkd.admin.admin import Admin
 from pgworkd.client.results import Results
@@ -242,6 +243,8 @@ class Gateway:
                 waits.unwatch()
         if waits.refused is not None:
             raise waits.refused
+        if waits.scope.cancelled_caught:  # the block was cut short: it must not seem to be done
+            raise ClientDisconnect
 
     def _watch(self, waits: _Waits) -> None:
         if self._readers is not None:
@@ -266,10 +269,10 @@ class _Waits:
             return
         async with anyio.create_task_group() as tasks:
             self._watch = tasks.cancel_scope
-            if IS_CLOSING in self._request.scope and self._request.scope[IS_CLOSING]():
-                self.scope.cancel()
-            self._request.scope.get(ON_CLOSING, []).append(self.scope.cancel)
             if self._has_arrived:  # else the body is read meanwhile, which also tells when the caller goes
+                if IS_CLOSING in self._request.scope and self._request.scope[IS_CLOSING]():
+                    self.scope.cancel()
+                self._request.scope.get(ON_CLOSING, []).append(self.scope.cancel)
                 tasks.start_soon(self._until_gone)
             if self._checked:
                 tasks.start_soon(self._until_refused, still_allowed)

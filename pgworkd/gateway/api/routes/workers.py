@@ -101,11 +101,12 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
     place = gateway.claims.place(None) if body.wait_s else contextlib.nullcontext()
     await gateway.waited(request, wait, place)
     state, cancels = worker.tell()
-    answer = JsonText(
-        f'{{"assignments":[{",".join(map(_shown, assigned))}],"state":{_quoted(state)},'
-        f'"cancel":{to_json(_texts(worker, cancels))}}}'
-    )
-    return _Handover(answer, request, gateway, assigned) if assigned else Json(answer)
+    rest = f'"state":{_quoted(state)},"cancel":{to_json(_texts(worker, cancels))}}}'
+    nothing = Json(JsonText(f'{{"assignments":[],{rest}'))
+    if not assigned:
+        return nothing
+    answer = JsonText(f'{{"assignments":[{",".join(map(_shown, assigned))}],{rest}')
+    return _Handover(answer, nothing, request, gateway, assigned)
 
 
 class _Handover(Json):
@@ -114,14 +115,18 @@ class _Handover(Json):
     Whether it has arrived, only the worker knows: it says so in its beats.
     """
 
-    def __init__(self, content: Any, request: Request, gateway: Gateway, assigned: Sequence[Assigned]) -> None:
+    def __init__(
+        self, content: Any, nothing: Json, request: Request, gateway: Gateway, assigned: Sequence[Assigned]
+    ) -> None:
         super().__init__(content)
+        self._nothing = nothing
         self._request, self._claims, self._assigned = request, gateway.remote.claims, assigned
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Starlette's hook."""
         if await is_gone(self._request):
             self._claims.give_back([each.held for each in self._assigned])
+            await self._nothing(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
