@@ -292,6 +292,7 @@ async def test_a_follower_whose_token_is_revoked_ends_beside_a_flood_of_wrong_on
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes.events, "CHECK_S", 0.2)
+    monkeypatch.setattr(checks, "FAILURES_PER_S", 0.01)
     monkeypatch.setattr(checks, "CHECKED_S", 0.2)
     async with calling(dsn) as call:
         follower = also(call, await token(dsn))
