@@ -17,7 +17,7 @@ from pgworkd.gateway.api.request.problems import CONTENT_TYPE, PROBLEMS
 from pgworkd.gateway.api.routes.operate import Operation
 
 _METHODS = ("get", "put", "post", "patch", "delete")
-_TOKEN = "token"  # noqa: S105 - a name
+_SCHEME = "token"
 _PROBLEM = {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
 _MANY = "/v1/jobs/{operation}"
 EXAMPLES: dict[str, Any] = {
@@ -29,7 +29,7 @@ EXAMPLES: dict[str, Any] = {
     "FilterIn": {"queue": "mail", "status": "dead"},
     "QueueSettings": {"concurrency": 4, "max_running": 20},
     "ScheduleIn": {"queue": "report", "cron": "0 6 * * *", "timezone": "Europe/Berlin"},
-    "EndpointIn": {"url": "https://billing.example.com/jobs", "secret_name": "billing"},
+    "EndpointIn": {"url": "https://billing.example.com/jobs", "secret_name": "billing"},  # nosec B105 - a name
     "TokenIn": {"name": "payroll", "scopes": {"enqueue": ["payroll*"], "read": None}},
     "WorkerIn": {"name": "crawler-1", "queues": {"crawl": 10}},
     "ClaimIn": {"worker": 7, "queues": ["crawl"], "max": 10, "wait_s": 30, "claim_id": 1},
@@ -59,9 +59,9 @@ def describe(api: FastAPI) -> dict[str, Any]:
             schemas[name]["examples"] = [EXAMPLES[name]]
         _open(found)
         found["components"]["securitySchemes"] = {
-            _TOKEN: {"type": "http", "scheme": "bearer", "description": "As pgworkd token add has printed it"}
+            _SCHEME: {"type": "http", "scheme": "bearer", "description": "As pgworkd token add has printed it"}
         }
-        found["security"], found["servers"] = [{_TOKEN: []}], [{"url": ".."}]
+        found["security"], found["servers"] = [{_SCHEME: []}], [{"url": ".."}]
         api.openapi_schema = found
     return api.openapi_schema
 
@@ -90,7 +90,7 @@ def _correct(route: dict[str, Any]) -> None:
     for parameter in route.get("parameters", ()):
         parameter["required"] = parameter["required"] or parameter["name"] == "Pgworkd-Secret"
         if parameter["name"] == "assignment":  # a receiver of pushed jobs has no token
-            route["security"] = [{_TOKEN: []}, {}]
+            route["security"] = [{_SCHEME: []}, {}]
     responses = route["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
