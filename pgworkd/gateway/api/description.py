@@ -29,7 +29,7 @@ EXAMPLES: dict[str, Any] = {
     "FilterIn": {"queue": "mail", "status": "dead"},
     "QueueSettings": {"concurrency": 4, "max_running": 20},
     "ScheduleIn": {"queue": "report", "cron": "0 6 * * *", "timezone": "Europe/Berlin"},
-    "EndpointIn": {"url": "https://billing.example.com/jobs", "secret_name": "billing"},  # nosec B105 - a name
+    "EndpointIn": {"url": "https://billing.example.com/jobs", "secret_name": "billing"},  # nosec B105 # a name
     "TokenIn": {"name": "payroll", "scopes": {"enqueue": ["payroll*"], "read": None}},
     "WorkerIn": {"name": "crawler-1", "queues": {"crawl": 10}},
     "ClaimIn": {"worker": 7, "queues": ["crawl"], "max": 10, "wait_s": 30, "claim_id": 1},
