@@ -56,8 +56,7 @@ async def _no_op(payload: dict[str, Any], tally: Tally) -> None:
 
 
 async def _note(payload: dict[str, Any], tally: Tally) -> None:
-    tally.note(time.monotonic_ns() - payload["inserted_ns"])
-    tally.called()
+    tally.called(payload["inserted_ns"])
 
 
 async def _run(rows: list[Any], handler: Any, tally: Tally) -> list[int]:

@@ -20,7 +20,7 @@ from pgworkd.database.connection import ConnectionOptions
 from .bench import PGWORKD, Bench, calm, daemon
 from .drain import drain, rates
 from .footprint import REPORTED_S
-from .latency import ready, timed
+from .latency import timed
 from .measure import Bar, Line, Rates, interleave
 from .processes import BenchmarkError, Program, running, until
 from .scrape import free_port
@@ -124,13 +124,11 @@ async def _waits(bench: Bench, jobs: int, *, remote: bool) -> Times:
         await calm(connection, system.table)
         if not remote:
             async with bench.fleet(system.command, dsn) as (programs, tallies):
-                await until(partial(ready, connection, 1), "the daemon listens", programs, every_s=0.05)
-                return await timed(connection, programs, tallies, system.name, jobs)
+                return await timed(connection, programs, tallies, system, jobs)
         async with serving(bench, dsn) as (url, token, _):
             command = [*daemon("latency=10"), "--remote", url]
             async with bench.fleet(command, "", environ={"PGWORKD_TOKEN": token}) as (programs, tallies):
-                await until(partial(ready, connection, 1), "the gateway listens", programs, every_s=0.05)
-                return await timed(connection, programs, tallies, system.name, jobs)
+                return await timed(connection, programs, tallies, system, jobs)
 
 
 async def _idle(bench: Bench, seconds: float, workers: int) -> float:

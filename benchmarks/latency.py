@@ -16,16 +16,12 @@ from pgworkd.bench.measure import Times
 from .bench import Bench, calm
 from .measure import Bar, Line, Rates, interleave
 from .processes import BenchmarkError, Program, until
-from .systems import System, bare_loop, named, ours
+from .systems import System, bare_loop, ours
 from .tally import Tallies
 
 JOBS, EVERY_S = 500, 0.02
 _WARM_UP = 10
 """Jobs before those that count: the first ones find cold caches on both sides."""
-_INSERT = {
-    "pgworkd": "INSERT INTO pgworkd.jobs (queue, payload) VALUES ('latency', $1::text::jsonb)",
-    "bare loop": "INSERT INTO narrow (queue, payload) VALUES ('bench', $1::text::jsonb)",
-}
 
 
 async def ready(connection: asyncpg.Connection[Any], pools: int, workers: int = 1) -> bool:
@@ -36,51 +32,48 @@ async def ready(connection: asyncpg.Connection[Any], pools: int, workers: int = 
     return bool(await connection.fetchval(sql, pools, workers))
 
 
-async def _listening(connection: asyncpg.Connection[Any]) -> bool:
-    """True once the bare loop has executed LISTEN and polled once."""
-    sql = """SELECT count(*) FILTER (WHERE query ILIKE 'LISTEN%') > 0
-                    AND count(*) FILTER (WHERE query LIKE '%narrow%') > 0
-             FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'idle'"""
-    return bool(await connection.fetchval(sql))
-
-
 async def waits(bench: Bench, system: System, jobs: int) -> Times:
     """Inserts one job every 20 ms into an idle worker's queue; returns how long each waited."""
     await bench.server.template(system.template, system.make)
     async with (
         bench.server.database(system.template) as dsn,
         bench.server.connected(dsn) as connection,
-        bench.fleet(system.command, dsn) as (programs, tallies),
+        bench.fleet(system.command, dsn, environ=system.environ) as (programs, tallies),
     ):
         await calm(connection, system.table)
-        listens = partial(ready, connection, 1) if system.ours else partial(_listening, connection)
-        await until(listens, f"{system.name} listens", programs, every_s=0.05)
-        return await timed(connection, programs, tallies, system.name, jobs)
+        return await timed(connection, programs, tallies, system, jobs)
 
 
 async def timed(
-    connection: asyncpg.Connection[Any], programs: Sequence[Program], tallies: Tallies, name: str, jobs: int
+    connection: asyncpg.Connection[Any], programs: Sequence[Program], tallies: Tallies, system: System, jobs: int
 ) -> Times:
-    """Inserts one job every 20 ms, and returns how long each waited for its handler."""
-    insert = await connection.prepare(_INSERT[name])
-    began, total = time.monotonic(), jobs + _WARM_UP
-    for number in range(total):
-        await anyio.sleep(max(0.0, began + number * EVERY_S - time.monotonic()))
+    """Inserts one job every 20 ms, and returns how long each waited for its handler; begins once one has run."""
+    insert = await connection.prepare(system.insert_sql)
+
+    async def add(number: int) -> None:
         payload = {"number": 1000000 + number, "text": "x" * 40, "inserted_ns": 10**18}
         payload["inserted_ns"] = time.monotonic_ns()
         await insert.fetch(json.dumps(payload))
-    await until(lambda: tallies.calls() >= total, f"{name} runs {total} jobs", programs, limit_s=30)
+
+    await add(0)
+    await until(lambda: tallies.calls() == 1, f"{system.name} runs a job", programs, every_s=0.05)
+    began, total = time.monotonic(), jobs + _WARM_UP
+    for number in range(1, total):
+        await anyio.sleep(max(0.0, began + number * EVERY_S - time.monotonic()))
+        await add(number)
+    await until(lambda: tallies.calls() >= total, f"{system.name} runs {total} jobs", programs, limit_s=30)
     (noted,) = tallies.notes().values()
     if len(noted) != total:
-        raise BenchmarkError(f"{name}: {len(noted)} runs of {total} jobs")
+        raise BenchmarkError(f"{system.name}: {len(noted)} runs of {total} jobs")
     return Times([ns / 1e6 for ns in noted[_WARM_UP:]])
 
 
 async def latency_row(bench: Bench) -> list[Line]:
-    """An idle daemon against a bare LISTEN-claim-run loop whose table notifies at every insert."""
+    """An idle daemon against a bare LISTEN-claim-run loop whose table notifies at every insert, and against peers."""
     jobs = bench.jobs(JOBS, 50)
     bench.say(f"latency: {jobs} jobs, one every {EVERY_S * 1000:g} ms")
-    systems = {"pgworkd": ours(queue="latency", slots=10), "bare loop": named(bare_loop("latency"), "bare loop")}
+    systems = {each.name: each for each in (ours(queue="latency", slots=10), bare_loop("latency"))}
+    systems |= {peer.name: peer for peer in bench.peers if peer.insert_sql}
     found = await interleave(
         {name: partial(waits, bench, system, jobs) for name, system in systems.items()}, bench.rounds, bench.say
     )
@@ -92,10 +85,11 @@ async def latency_row(bench: Bench) -> list[Line]:
         Rates(
             "latency of an idle worker (less is better)",
             "ms",
-            {f"{name} p{percent}": at[name][percent] for name in systems for percent in (50, 99)},
+            {f"{name} p{percent}": at[name][percent] for name in list(systems)[:2] for percent in (50, 99)},
         )
     )
-    return [
+    lines = [
         Line("latency", f"p{percent}", "ms", at["pgworkd"][percent], at["bare loop"][percent], "bare loop", bar)
         for percent, bar in bars.items()
     ]
+    return lines + [Line("latency", "p50", "ms", at["pgworkd"][50], at[name][50], name) for name in list(systems)[2:]]

@@ -29,6 +29,13 @@ NODE_LEAST = (22, 18)
 """The version that both node packages need; if node is older, a newer one is installed beside it, from npm."""
 PROXY_PACKAGE = "@pg-boss/proxy@1.5.3"
 INSTALL_S = 900
+PGQUEUER_INSERT = (
+    "INSERT INTO pgqueuer (priority, entrypoint, payload, status) VALUES (0, 'bench', convert_to($1, 'UTF8'), 'queued')"
+)
+PROCRASTINATE_INSERT = (
+    "SELECT procrastinate_defer_jobs_v1("
+    "ARRAY[ROW('bench', 'bench', 0, NULL, NULL, $1::text::jsonb, NULL)::procrastinate_job_to_defer_v1])"
+)
 
 GRAPHILE: dict[str, dict[str, Any]] = {
     "graphile-tuned": {"concurrentJobs": 100, "localQueue": {"size": 2000}},
@@ -84,7 +91,8 @@ def _node_systems(scratch: Path) -> list[System]:
     runtime = f"node {_run([node, '--version']).strip()}"
     for script in (ROOT / "benchmarks" / "peers").glob("*.mjs"):
         shutil.copy(script, folder)  # node resolves modules from the script's directory
-    work = partial(_system, table="graphile_worker._private_jobs", left="graphile_worker._private_jobs")
+    table, insert = "graphile_worker._private_jobs", "SELECT graphile_worker.add_job('bench', $1::text::json)"
+    work = partial(_system, table=table, left=table, insert=insert)
     version = f"{NODE_PACKAGES['graphile-worker']}, {runtime}"
     found = [
         work(
@@ -117,6 +125,7 @@ def _python_systems(scratch: Path) -> list[System]:
             PYTHON_PACKAGES["pgqueuer"],
             table="pgqueuer",
             left="pgqueuer",
+            insert=PGQUEUER_INSERT,
         ),
         _system(
             "procrastinate",
@@ -124,15 +133,27 @@ def _python_systems(scratch: Path) -> list[System]:
             PYTHON_PACKAGES["procrastinate"],
             table="procrastinate_jobs",
             left="procrastinate_jobs",
+            insert=PROCRASTINATE_INSERT,
             share=0.2,
         ),
     ]
 
 
 def _system(
-    name: str, program: Sequence[str], version: str, *, table: str, left: str, share: float = 1.0, **environ: str
+    name: str,
+    program: Sequence[str],
+    version: str,
+    *,
+    table: str,
+    left: str,
+    share: float = 1.0,
+    insert: str = "",
+    **environ: str,
 ) -> System:
-    """A rival whose program knows `install`, `enqueue COUNT` and `work`; `left`: table and condition of live jobs."""
+    """A rival whose program knows `install`, `enqueue COUNT` and `work`.
+
+    `left`: table and condition of live jobs; `insert`: the statement that inserts one, whose payload is $1.
+    """
 
     async def make(dsn: str) -> None:
         await _said(program, "install", dsn=dsn, environ=environ)
@@ -149,6 +170,7 @@ def _system(
         table=table,
         left_sql=f"SELECT EXISTS (SELECT FROM {left})",  # noqa: S608 - ours
         remaining_sql=f"SELECT count(*) FROM {left}",  # noqa: S608 - ours
+        insert_sql=insert,
         environ=environ,
         share=share,
         version=version,

@@ -37,6 +37,8 @@ class System:
     """True while a job waits or runs."""
     remaining_sql: str = ""
     """How many jobs are still there."""
+    insert_sql: str = ""
+    """Inserts one job, whose payload is $1; empty: only the system's own client can."""
     completed_sql: str | None = None
     """How many are in the history since the instant $1; None if it keeps none."""
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +93,7 @@ def ours(
         table="pgworkd.jobs",
         left_sql="SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE status IN ('pending', 'running', 'failed', 'blocked'))",
         remaining_sql="SELECT count(*) FROM pgworkd.jobs",
+        insert_sql=f"INSERT INTO pgworkd.jobs (queue, payload) VALUES ('{queue}', $1::text::jsonb)",  # noqa: S608 - ours
         completed_sql=kept if keeps else None,
         ours=True,
     )
@@ -113,6 +116,7 @@ def bare_loop(mode: str = "drain") -> System:
         table="narrow",
         left_sql="SELECT EXISTS (SELECT FROM narrow)",
         remaining_sql="SELECT count(*) FROM narrow",
+        insert_sql="INSERT INTO narrow (queue, payload) VALUES ('bench', $1::text::jsonb)",
     )
 
 

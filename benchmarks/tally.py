@@ -34,8 +34,10 @@ class Tally:
             file.truncate(8 * _CELLS)  # sparse: only written pages take space
             self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
-    def called(self) -> None:
-        """Counts one call."""
+    def called(self, inserted_ns: int | None = None) -> None:
+        """Counts one call; notes the ns since its job was inserted, where the payload says when."""
+        if inserted_ns is not None:
+            self.note(time.monotonic_ns() - inserted_ns)
         cells = self._cells
         if not cells[_CALLS]:
             cells[_FIRST] = time.monotonic_ns()

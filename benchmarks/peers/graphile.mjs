@@ -12,7 +12,7 @@ if (what === "work") {
   events.once("localQueue:getJobs:complete", ({ jobs }) => console.error(`local queue: ${jobs.length} jobs in one fetch`));
   const runner = await run({
     preset: { worker: { connectionString, events, ...JSON.parse(process.env.GRAPHILE_PRESET) } },
-    taskList: { bench: async () => called() },
+    taskList: { bench: async (payload) => called(payload.inserted_ns) },
     events,
   });
   await runner.promise;

@@ -10,7 +10,7 @@ await boss.start();
 
 if (what === "work") {
   const options = { batchSize: 5000, localConcurrency: 2, burstWhenBatchFull: true };
-  await boss.work("bench", options, async (jobs) => jobs.forEach(called));
+  await boss.work("bench", options, async (jobs) => jobs.forEach(() => called()));
   process.once("SIGTERM", () => boss.stop({ graceful: false }).then(() => process.exit(0)));
 } else {
   if (what === "install") await boss.createQueue("bench", { notify: true });

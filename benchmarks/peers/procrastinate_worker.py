@@ -20,8 +20,8 @@ async def main(what: str, count: int = 0) -> None:
     app = procrastinate.App(connector=connector)
     tally = from_environment()
 
-    async def bench(number: int, text: str) -> None:
-        tally.called()
+    async def bench(number: int, text: str, inserted_ns: int | None = None) -> None:
+        tally.called(inserted_ns)
 
     task = app.task(queue="bench", name="bench")(bench)
     async with app.open_async():
