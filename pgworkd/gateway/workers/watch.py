@@ -24,7 +24,7 @@ from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
 
 PERIOD_S = 5.0
 RECOUNT_PERIOD_S = 1.0
-COST_SHARE, PAUSE_S_MAX = 0.002, 600.0
+COST_SHARE, PAUSE_S_MAX = 0.01, 600.0
 """Maximum share of the time: while vacuum is held back, a search reads the entries of all that these workers ran."""
 
 
