@@ -48,22 +48,23 @@ class Turns:
     def __init__(self, most: int, limit_s: float) -> None:
         """`limit_s`: how long a turn is waited for."""
         self._each, self._limit_s = max(1, most * 3 // 4), limit_s
-        self._of: dict[str, anyio.CapacityLimiter] = {}
+        self._of: dict[str, anyio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
         """Waits until the caller may take one more, which lasts until the end of the block. Raises DatabaseBusy."""
-        limiter = self._of.setdefault(caller, anyio.CapacityLimiter(self._each))
-        place = object()
+        turns = self._of.setdefault(caller, anyio.Semaphore(self._each))
         try:
+            turns.acquire_nowait()
+        except anyio.WouldBlock:
             with anyio.move_on_after(self._limit_s) as limit:
-                await limiter.acquire_on_behalf_of(place)
+                await turns.acquire()
             if limit.cancelled_caught:
-                raise DatabaseBusy("your other requests use all connections that one caller may have", sqlstate="53300")
-            try:
-                yield
-            finally:
-                limiter.release_on_behalf_of(place)
+                said = "your other requests use all connections that one caller may have"
+                raise DatabaseBusy(said, sqlstate="53300") from None
+        try:
+            yield
         finally:
-            if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+            turns.release()
+            if turns.value == self._each:  # nobody has one, or waits
                 self._of.pop(caller, None)

@@ -102,9 +102,9 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
     await gateway.waited(request, wait, place)
     state, cancels = worker.tell()
     rest = f'"state":{_quoted(state)},"cancel":{to_json(_texts(worker, cancels))}}}'
-    nothing = Json(JsonText(f'{{"assignments":[],{rest}'))
+    nothing = JsonText(f'{{"assignments":[],{rest}')
     if not assigned:
-        return nothing
+        return Json(nothing)
     answer = JsonText(f'{{"assignments":[{",".join(map(_shown, assigned))}],{rest}')
     return _Handover(answer, nothing, request, gateway, assigned)
 
@@ -116,7 +116,7 @@ class _Handover(Json):
     """
 
     def __init__(
-        self, content: Any, nothing: Json, request: Request, gateway: Gateway, assigned: Sequence[Assigned]
+        self, content: Any, nothing: JsonText, request: Request, gateway: Gateway, assigned: Sequence[Assigned]
     ) -> None:
         super().__init__(content)
         self._nothing = nothing
@@ -126,7 +126,7 @@ class _Handover(Json):
         """Starlette's hook."""
         if await is_gone(self._request):
             self._claims.give_back([each.held for each in self._assigned])
-            await self._nothing(scope, receive, send)
+            await Json(self._nothing)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
