@@ -43,6 +43,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0009_claims.sql
 \ir pgworkd/sql/migrations/0010_parts.sql
 \ir pgworkd/sql/migrations/0013_turns.sql
+\ir pgworkd/sql/migrations/0014_doors.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -87,8 +88,8 @@ END $$;
 \ir pgworkd/sql/10_time_ids.sql
 
 -- === Tables ======================================================================================
--- Also: tokens (24_tokens.sql), origin (26_origin.sql), rates (40_limits.sql), pending_effects
--- (48_effects.sql), rows that are refused (80_maintenance.sql), statistics (86_samples.sql),
+-- Also: tokens, calls (24_tokens.sql), origin (26_origin.sql), rates (40_limits.sql), effects that
+-- are pending (48_effects.sql), rows that are refused (80_maintenance.sql), statistics (86_...),
 -- endpoints (87_endpoints.sql), deaths, error groups, alerts (88_deaths.sql), progress (93_...).
 
 CREATE TABLE IF NOT EXISTS schema_version (
@@ -356,7 +357,7 @@ CREATE TABLE IF NOT EXISTS batches (
     queue        name_text NOT NULL, -- default of its jobs
     kind         name_text,          -- the same; NULL: the queue's own handler
     stream_kind  name_text,          -- streamed jobs get this kind, and add the batch's own jobs
-    dedupe_key   key_text,           -- of a root: at most one unfinished tree of the name has it
+    dedupe_key   key_text,           -- of a root: at most one unfinished tree of name and queue
     dedupe_until timestamptz,        -- a finished tree keeps it until then, unless cancelled
     on_complete  payload_object,     -- of a root: the job to insert when the tree is finished
     on_failure   payload_object,     -- the same if a job died or was cancelled; NULL: on_complete
@@ -382,7 +383,7 @@ CREATE INDEX IF NOT EXISTS batches_uncalled ON batches (id)
     WHERE parent_id IS NULL AND finished_at IS NOT NULL AND tree_finished_at IS NULL;
 CREATE INDEX IF NOT EXISTS batches_over ON batches (tree_finished_at)
     WHERE tree_finished_at IS NOT NULL;
-CREATE UNIQUE INDEX IF NOT EXISTS batches_key ON batches (name, dedupe_key)
+CREATE UNIQUE INDEX IF NOT EXISTS batches_key ON batches (name, dedupe_key, queue)
     WHERE parent_id IS NULL AND dedupe_key IS NOT NULL
       AND (tree_finished_at IS NULL OR dedupe_until IS NOT NULL);
 CREATE INDEX IF NOT EXISTS batches_kept_keys ON batches (dedupe_until)
@@ -449,7 +450,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   enqueue, enqueue_once                         A   holder of the dedupe_key       22023, 23505
 --   depend                                        A   at commit: p_after (SHARE)     22023, PW004
 --   create_batch, add_jobs, seal_batch            A   batch (KEY SHARE); roots       22023, PW003
---   await_results                                 A   result_waiters                 22023
+--   await_results; begin_once, end_once           A   result_waiters; their call     22023
 --   result_of, jobs_of, batch_results, batch_tree AO  -                              22023, PW003
 --   register, wanted, kinds_elsewhere, next_due,  D   -
 --     depth, running_of, ensure_schedules,
@@ -473,8 +474,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --     free_keys, forget_rates, report_refused
 --   prune, ensure_partitions, drop_partition      D   history, 200 ms at most        22023
 --   sample_queues, append_minutes, roll_up        D   statistics s
---   count_deaths (makes the jobs of alerts)       D   deaths s, groups of errors
---   declare_alerts                                D   alert rules
+--   count_deaths (makes alerts), declare_alerts   D   deaths s, groups of errors; rules
 --   cancel, discard, undepend, retry              O   jobs, roots                    23505
 --   edit                                          O   job, queue                     22023, PW002
 --   cancel_batch, delete_batch                    O   root, jobs s, queues           PW003
@@ -484,7 +484,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   mute_errors, ask_worker, adopt                O   group of errors; worker; origin
 --   set_endpoint, remove_endpoint                 O   endpoint                       23503, 23514
 --   enable_endpoint                               O   endpoint, queues
---   disable_endpoint, pause_endpoint              D   endpoint, queues
+--   disable_endpoint, pause_endpoint, warn_of     D   endpoint (warn_of: s), queues
 --   matching, became_all, throughput,             O   -                              22023
 --     dead_groups, percentile
 --

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,9 @@ from pgworkd.alerts.alert import QUEUE, Alert, alert_handler, alert_rule
 from pgworkd.alerts.digest import Digest
 from pgworkd.engine import registry
 from pgworkd.errors import UsageError
+
+PUSH_OPTIONS = ("headers", "allow_private", "strict_results")
+"""The options of `App.push` that are those of `pgworkd.push.Push`, and of no handler."""
 
 
 class App(registry.Registry):
@@ -53,23 +56,21 @@ class App(registry.Registry):
         *,
         secret: str | None = None,
         unsigned: bool = False,
-        headers: Mapping[str, str] | None = None,
-        allow_private: bool = False,
         timeout_s: float = 30.0,
         **options: Any,
     ) -> None:
         """Sends each job of a kind to a URL by HTTP, and ends it by the answer: see `pgworkd.push.Push` (extra http).
 
         secret: the name of the secret that signs the requests, in PGWORKD_SECRET_NAME. timeout_s: for an answer.
-        options: others of `handler`. Raises UsageError for what is wrong with any of them.
+        options: headers, allow_private and strict_results, as of `Push`, and others of `handler`. Raises UsageError for
+        what is wrong with any of them.
         """
         try:
             from pgworkd.push import Push
         except ModuleNotFoundError as error:
             raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
-        send = Push(
-            url, secret=secret, unsigned=unsigned, headers=headers, allow_private=allow_private, timeout_s=timeout_s
-        )
+        own = {name: options.pop(name) for name in PUSH_OPTIONS if name in options}
+        send = Push(url, secret=secret, unsigned=unsigned, timeout_s=timeout_s, **own)
         self.handler(kind, **options)(send)
 
     def digest(

@@ -133,6 +133,7 @@ class Admin:
             [health.QueueHealth(*row) for row in queues],
             [health.UnknownKind(*row) for row in kinds],
             [health.HeldEndpoint(*row) for row in await fetch(health.ENDPOINTS)],
+            [health.DroppedResult(*row) for row in await fetch(health.DROPPED, health.DROPPED_S)],
             [health.BrokenSchedule(*row) for row in await fetch(health.SCHEDULES)],
             [health.StuckDependency(*row) for row in await fetch(health.STUCK_DEPENDENCIES, health.DEAD_MAX)],
             health.PendingEffects(*(await fetch(health.EFFECTS, health.DEAD_MAX))[0]),

@@ -54,6 +54,14 @@ class HeldEndpoint(NamedTuple):
     queues: Sequence[str]
 
 
+class DroppedResult(NamedTuple):
+    """An endpoint that has answered 2xx with a result that cannot be stored, `ago_s` seconds ago, and why it cannot."""
+
+    endpoint: str
+    why: str
+    ago_s: float
+
+
 class UnknownKind(NamedTuple):
     """A kind for which no live worker of the queue has a handler; `jobs` counts the examined jobs of that kind.
 
@@ -178,6 +186,10 @@ ENDPOINTS = """SELECT e.name::text,
         SELECT array_agg(q.name::text ORDER BY q.name) AS names FROM pgworkd.queues q WHERE q.endpoint = e.name) q
     WHERE (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock()) AND q.names IS NOT NULL
     ORDER BY e.disabled_at IS NULL, e.name LIMIT 10"""
+DROPPED_S = 86_400.0
+DROPPED = """SELECT name::text, warned_why, extract(epoch FROM pgworkd.clock() - warned_at)::float8
+    FROM pgworkd.endpoints WHERE warned_at > pgworkd.clock() - make_interval(secs => $1) AND NOT strict_results
+    ORDER BY warned_at DESC LIMIT 10"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
     ORDER BY name LIMIT 10"""
 DIFFERING = """SELECT DISTINCT ON (s.name) s.name::text, w.name || ' (id ' || w.id || ')',
@@ -262,6 +274,7 @@ class Health(NamedTuple):
     queues: Sequence[QueueHealth]
     unknown_kinds: Sequence[UnknownKind]
     endpoints: Sequence[HeldEndpoint]
+    dropped: Sequence[DroppedResult]
     schedules: Sequence[BrokenSchedule]
     stuck: Sequence[StuckDependency]
     effects: PendingEffects

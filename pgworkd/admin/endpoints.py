@@ -13,7 +13,7 @@ from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError
 
 _COLUMNS = """SELECT e.name::text, e.url, e.mode, e.timeout_s, e.callback_timeout_s, e.headers::text, e.secret_name,
-        e.unsigned, e.allow_private,
+        e.unsigned, e.allow_private, e.strict_results,
         CASE WHEN e.disabled_at IS NOT NULL THEN 'disabled' WHEN e.paused_until > pgworkd.clock() THEN 'paused'
              ELSE 'live' END,
         CASE WHEN e.disabled_at IS NOT NULL THEN e.disabled_why
@@ -38,6 +38,7 @@ class EndpointRow(NamedTuple):
     secret_name: str | None
     unsigned: bool
     allow_private: bool
+    strict_results: bool
     state: str
     reason: str | None
     paused_until: datetime | None

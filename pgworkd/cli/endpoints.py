@@ -53,6 +53,12 @@ AllowPrivate = Annotated[
     bool | None,
     typer.Option("--allow-private/--no-allow-private", help="Allow addresses that are not of the public internet."),
 ]
+StrictResults = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict-results/--no-strict-results", help="A 2xx whose result cannot be stored makes the job dead."
+    ),
+]
 SecretsDir = Annotated[
     str | None, typer.Option("--secrets-dir", metavar="DIR", help="Directory of secrets, one file each, mode 0600.")
 ]
@@ -126,11 +132,18 @@ def add(
     callback_timeout_s: CallbackTimeoutS = None,
     header: Header = None,
     allow_private: AllowPrivate = None,
+    strict_results: StrictResults = None,
     dsn: Dsn = None,
 ) -> None:
     """Add an endpoint, and send the jobs of these queues there; running pgworkd push daemons follow within seconds."""
-    times = {"timeout_s": timeout_s, "callback_timeout_s": callback_timeout_s}
-    given = {"url": url, "mode": mode, "allow_private": allow_private, **times}
+    given = {
+        "url": url,
+        "mode": mode,
+        "allow_private": allow_private,
+        "strict_results": strict_results,
+        "timeout_s": timeout_s,
+        "callback_timeout_s": callback_timeout_s,
+    }
     columns = _columns(given, header, secret, unsigned=unsigned)
     _endpoint({"name": name} | columns)
 
@@ -158,11 +171,18 @@ def set_(
     callback_timeout_s: CallbackTimeoutS = None,
     header: Header = None,
     allow_private: AllowPrivate = None,
+    strict_results: StrictResults = None,
     dsn: Dsn = None,
 ) -> None:
     """Change an endpoint; headers that are given replace all of them."""
-    times = {"timeout_s": timeout_s, "callback_timeout_s": callback_timeout_s}
-    given = {"url": url, "mode": mode, "allow_private": allow_private, **times}
+    given = {
+        "url": url,
+        "mode": mode,
+        "allow_private": allow_private,
+        "strict_results": strict_results,
+        "timeout_s": timeout_s,
+        "callback_timeout_s": callback_timeout_s,
+    }
     changes = _columns(given, header, secret, unsigned=unsigned)
     if not changes:
         raise UsageError("nothing to change: give --url, --secret, --timeout-s or another option")

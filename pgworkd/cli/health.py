@@ -32,7 +32,7 @@ def judged(health: Health, *, locked: bool = False) -> list[Finding]:
     return [
         *_or_ok("queues", [*_unserved(overdue), *_idle(overdue, refused, locked)], "no due job lacks a worker"),
         *_or_ok("rows", _refused(health), "none is refused"),
-        *_or_ok("endpoints", _endpoints(health), "none with queues is paused or disabled"),
+        *_or_ok("endpoints", [*_endpoints(health), *_dropped(health)], "none with queues is paused or disabled"),
         *_or_ok("kinds", _kinds(health), "every kind found has a handler"),
         *_or_ok("schedules", _schedules(health), "no schedule is in error, nor declared twice"),
         *_or_ok("dependencies", _stuck(health), "no job depends on a dead one"),
@@ -149,6 +149,19 @@ def _endpoints(health: Health) -> list[Finding]:
             + (", or give its queues another" if held.disabled else " ends the pause, which ends by itself"),
         )
         for held in health.endpoints
+    ]
+
+
+def _dropped(health: Health) -> list[Finding]:
+    return [
+        Finding(
+            "warn",
+            "endpoints",
+            f"{dropped.endpoint!r} has answered 2xx with a result that cannot be stored "
+            f"({' '.join(dropped.why.split())[:200]}); {dropped.ago_s / 60:.0f} min ago its job completed without it",
+            "answer with JSON or with another Content-Type",
+        )
+        for dropped in health.dropped
     ]
 
 

@@ -206,7 +206,7 @@ def batch(
     conn: AsyncT, name: str, *, kinds: Kinds | None = None, **options: Unpack[BatchOptions]
 ) -> Opening[AsyncT]: ...
 def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack[BatchOptions]) -> Any:
-    """Creates the root of a tree, or returns the one of that name with the dedupe_key; `created` tells which.
+    """Creates the root of a tree, or returns that of its name, queue and dedupe_key; `created` tells which.
 
     A Batch if `conn` is sync; to be awaited, or entered, if it is async. The end of a block seals it; an exception
     leaves it open, if it does not roll back the transaction.

@@ -85,6 +85,8 @@ ROWS_REJECTED: Final = (
 MAINTENANCE_FAILED: Final = "maintenance.failed"  # task, error
 ENDPOINT_REFUSED: Final = "endpoint.refused"  # endpoint, error: its row or secret is wrong, so nothing is sent to it
 PUSH_ANSWERED: Final = "push.answered"  # job_id, queue, kind, attempt, endpoint, host, status or None, bytes, took_s
+# job_id, queue, kind, attempt, endpoint, reason: completed without its result; of each endpoint at most one a minute
+RESULT_DROPPED: Final = "result.dropped"
 ENDPOINT_PAUSED: Final = "endpoint.paused"  # endpoint, for_s, reason: it asks for less, or fails again and again
 ENDPOINT_DISABLED: Final = "endpoint.disabled"  # endpoint, reason: it has answered that it is gone
 HOOK_FAILED: Final = "hook.failed"  # hook, error

@@ -14,7 +14,8 @@ QUEUES_MAX = 1_000
 """Queues that one daemon serves."""
 _ROUTES = """SELECT q.name::text, jsonb_build_object('name', e.name, 'url', e.url, 'mode', e.mode,
         'timeout_s', e.timeout_s, 'callback_timeout_s', e.callback_timeout_s, 'headers', e.headers,
-        'secret_name', e.secret_name, 'unsigned', e.unsigned, 'allow_private', e.allow_private)::text
+        'secret_name', e.secret_name, 'unsigned', e.unsigned, 'allow_private', e.allow_private,
+        'strict_results', e.strict_results)::text
     FROM pgworkd.queues q JOIN pgworkd.endpoints e ON e.name = q.endpoint
     WHERE e.disabled_at IS NULL AND ($1::text[] IS NULL OR q.name = ANY ($1)) ORDER BY q.name LIMIT $2"""
 
@@ -67,6 +68,10 @@ class EndpointStore:
     async def disable(self, endpoint: str, why: str) -> bool:
         """Disables an endpoint, and pauses its queues until it is enabled; False: there is none, or it is already."""
         return bool(await self._connection.value("SELECT pgworkd.disable_endpoint($1, $2, $3)", endpoint, why, "push"))
+
+    async def warn(self, endpoint: str, why: str) -> None:
+        """Notes for operators that an endpoint has answered with a result that cannot be stored."""
+        await self._connection.value("SELECT pgworkd.warn_of($1, $2)", endpoint, why)
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -64,6 +64,7 @@ _LEVELS: dict[str, int] = {
     events.MAINTENANCE_FAILED: logging.ERROR,
     events.ENDPOINT_REFUSED: logging.ERROR,
     events.PUSH_ANSWERED: logging.DEBUG,
+    events.RESULT_DROPPED: logging.WARNING,
     events.ENDPOINT_PAUSED: logging.WARNING,
     events.ENDPOINT_DISABLED: logging.ERROR,
     events.HOOK_FAILED: logging.ERROR,

@@ -40,7 +40,7 @@ class Verdict:
     """The meaning of an answer. `ending`: Ending.HANDED_OVER leaves it to a callback.
 
     `delay_s`: until the retry, None: as the queue's backoff says; `permanent`: it has failed, and is not retried.
-    `cause`, `message`: why it did not complete, as the type and the text of an error.
+    `cause`, `message`: why it did not complete, as the type and the text of an error; or why without its result.
     """
 
     ending: Ending
@@ -67,8 +67,13 @@ class EndpointAnswer:
     is_whole: bool = True
 
 
-def verdict(answer: EndpointAnswer, *, may_accept: bool, now: datetime | None = None) -> Verdict:
-    """The meaning of an answer; `may_accept`: 202 leaves the attempt to a callback."""
+def verdict(
+    answer: EndpointAnswer, *, may_accept: bool, strict_results: bool = False, now: datetime | None = None
+) -> Verdict:
+    """The meaning of an answer; `may_accept`: 202 leaves the attempt to a callback.
+
+    `strict_results`: who completes with a result that cannot be stored has failed for good.
+    """
     said = answer.headers.get(OUTCOME, "").strip().lower()
     effect = {410: Effect.DISABLE, 429: Effect.PAUSE}.get(answer.status, Effect.NONE)
     ending, permanent = _SAID.get(said) or _of_status(answer.status, may_accept=may_accept)
@@ -77,7 +82,7 @@ def verdict(answer: EndpointAnswer, *, may_accept: bool, now: datetime | None = 
         message = f"its header {OUTCOME} is {clean_text(said, 40)!r}: {', '.join(_SAID)} are known"
         return Verdict(Ending.FAILED, cause="UnknownOutcome", message=message, effect=effect, permanent=True)
     if ending is Ending.COMPLETED:
-        return _completed(answer)
+        return _completed(answer, strict=strict_results)
     if ending is Ending.HANDED_OVER:
         return Verdict(ending)
     cause, message = described(answer)
@@ -99,28 +104,31 @@ def _of_status(status: int, *, may_accept: bool) -> tuple[Ending, bool]:
     return Ending.FAILED, status in DEAD
 
 
-def _completed(answer: EndpointAnswer) -> Verdict:
+def _completed(answer: EndpointAnswer, *, strict: bool) -> Verdict:
     """The verdict on work that is done: an answer that cannot be stored must not have it done again."""
     if answer.status == 204 or not answer.content or not _is_json(answer.headers.get("content-type", "")):
         return Verdict(Ending.COMPLETED)
-    if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
-        said = f"the result is compressed ({clean_text(coding, 40)}), which was not asked for"
-        return _unstorable(said)
-    if not answer.is_whole:
-        said = f"the result has more than the {len(answer.content):,} bytes that are read: answer with a reference"
-        return _unstorable(said)
     try:
-        result = JsonText(answer.content.decode().strip())
-        encode(result, "result", object_only=False)
-    except UnicodeDecodeError:
-        return _unstorable("the result is not UTF-8")
+        result = _result(answer)
     except InvalidPayload as error:
-        return _unstorable(str(error))
+        ending = Ending.FAILED if strict else Ending.COMPLETED
+        return Verdict(ending, cause="BadResult", message=f"{error}; the work is done", permanent=strict)
     return Verdict(Ending.COMPLETED, None if result == "null" else result)
 
 
-def _unstorable(why: str) -> Verdict:
-    return Verdict(Ending.FAILED, cause="BadResult", message=f"{why}; the work is done", permanent=True)
+def _result(answer: EndpointAnswer) -> JsonText:
+    """The result that an answer has. Raises InvalidPayload for one that cannot be stored."""
+    if (coding := answer.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise InvalidPayload("result", f"is compressed ({clean_text(coding, 40)}), which was not asked for")
+    if not answer.is_whole:
+        said = f"has more than the {len(answer.content):,} bytes that are read: answer with a reference"
+        raise InvalidPayload("result", said)
+    try:
+        result = JsonText(answer.content.decode().strip())
+    except UnicodeDecodeError:
+        raise InvalidPayload("result", "is not UTF-8") from None
+    encode(result, "result", object_only=False)
+    return result
 
 
 def _is_json(content_type: str) -> bool:

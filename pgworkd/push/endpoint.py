@@ -41,6 +41,7 @@ class Endpoint:
     secret_name: str | None = None
     unsigned: bool = False
     allow_private: bool = False
+    strict_results: bool = False
     parts: SplitResult = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +99,9 @@ def _filled(part: str, facts: Mapping[str, Any]) -> str:
     return _PLACE.sub(fill, part)
 
 
-COLUMNS = "name url mode timeout_s callback_timeout_s headers secret_name unsigned allow_private".split()
+COLUMNS = (
+    "name url mode timeout_s callback_timeout_s headers secret_name unsigned allow_private strict_results"
+).split()
 """The columns of an endpoint that operators set."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -20,6 +21,7 @@ from pgworkd.push.answer import EndpointAnswer, Verdict, described, verdict
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered, Sender
 
+_log = logging.getLogger("pgworkd.push")
 AGAIN_S = 30.0
 """Delay before a job that may run once, and could not be sent, is sent again."""
 SLACK_CHARS_MAX = 10_000
@@ -47,9 +49,10 @@ class _Url:
         timeout_s: float = 30.0,
         headers: Mapping[str, str] | None = None,
         allow_private: bool = False,
+        strict_results: bool = False,
         secrets_dir: Path | None = None,
     ) -> None:
-        """`secret`: its name, see `secrets`. Raises UsageError for a wrong value."""
+        """`secret`: its name, see `secrets`; `strict_results`: see `Push`. Raises UsageError for a wrong value."""
         self._endpoint = Endpoint(
             name="push",
             url=url,
@@ -58,6 +61,7 @@ class _Url:
             secret_name=secret,
             unsigned=unsigned,
             allow_private=allow_private,
+            strict_results=strict_results,
         )
         self._secrets_dir = secrets_dir
         self._signing()  # is it there?
@@ -84,7 +88,8 @@ class Push(_Url):
     """A handler that sends each job to a URL, and ends it by the answer, as the table in docs/push.md says.
 
     `app.handler("invoice.paid")(Push("https://billing.example.com/jobs", secret="billing"))`. As the payload has been
-    decoded, its numbers are sent as Python has them.
+    decoded, its numbers are sent as Python has them. A job whose answer is 2xx with a result that cannot be stored
+    completes without it; with `strict_results` it is dead.
     """
 
     async def __call__(self, job: Job) -> JsonText | None:
@@ -102,9 +107,11 @@ class Push(_Url):
             raise PushFailed(f"NotDelivered: {error}") from error
         except PerhapsDelivered as error:
             raise PushFailed(f"NoAnswer: {error}") from error
-        found = verdict(answer, may_accept=False)
+        found = verdict(answer, may_accept=False, strict_results=self._endpoint.strict_results)
         if found.ending is not Ending.COMPLETED:
             raise _error(found)
+        if found.message:
+            _log.warning("job %s has completed without its result: %s", job.id, found.message)
         return found.result
 
 

@@ -24,7 +24,7 @@ BEGIN
     WHERE d.datname = current_database() AND t.spcname = current_setting('default_tablespace');
     PERFORM pg_advisory_xact_lock(1886873445, 0);  -- one installation at a time
     IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
-        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 13) THEN
+        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 14) THEN
             RAISE EXCEPTION
                 'the schema pgworkd is newer than this script: use that of the newer pgworkd'
                 USING ERRCODE = '55000';

@@ -174,6 +174,12 @@ CREATE OR REPLACE FUNCTION forget_tokens(p_ids text[]) RETURNS int LANGUAGE sql 
     SELECT all_done(p_ids, count(*)) FROM gone
 $$;
 
+-- One part of forget_rows(): deletes these calls. Returns how many. Locks them.
+CREATE OR REPLACE FUNCTION forget_calls(p_rows text[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM idempotent_calls c WHERE c.ctid = ANY (p_rows::tid[]) RETURNING 1)
+    SELECT all_done(p_rows, count(*)) FROM gone
+$$;
+
 -- One part of forget_rows(): deletes these rows of the history of no day. Returns how many. Locks
 -- them.
 CREATE OR REPLACE FUNCTION forget_undated(p_ids uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
@@ -199,9 +205,9 @@ $$;
 
 -- Deletes old rows of tables that only grow: of finished_jobs_other and of the audit (kept for 7
 -- days at least) by p_keep_days, of finished_jobs by keep_until, at most p_limit of each, by their
--- indexes; and with the audit, tokens that have ended. Returns how many of the history. For
--- prune(); with the owner's rights, so that nobody else needs the right to change the history.
--- Locks rows with SKIP LOCKED.
+-- indexes; with the audit, tokens that have ended; and calls after a day. Returns how many of the
+-- history. For prune(); with the owner's rights, so that nobody else needs the right to change the
+-- history. Locks rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION forget_rows(p_keep_days int, p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -240,6 +246,9 @@ BEGIN
               < clock() - make_interval(days => greatest(p_keep_days, 7))
           AND NOT is_refused('forget_rows', o.id)
         ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget_tokens(text[])');
+    PERFORM in_parts('forget_rows', ARRAY(
+        SELECT o.ctid::text FROM idempotent_calls o WHERE o.at < clock() - interval '1 day'
+        ORDER BY o.at LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget_calls(text[])');
     RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
         SELECT in_parts('forget_rows', v_other::text[], 'forget_undated(uuid[])')
         UNION ALL

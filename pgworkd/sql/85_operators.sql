@@ -224,29 +224,30 @@ BEGIN
     RETURN true;
 END $$;
 
--- The same for the key of a finished tree of batches; p_name: of its root. False: no such tree
--- keeps it; the key of an unfinished one is not freed. Locks the root.
+-- The same for the key of finished trees of batches, in each queue; p_name: of their roots. False:
+-- no such tree keeps it; the key of an unfinished one is not freed. Locks the roots.
 CREATE OR REPLACE FUNCTION free_batch_key(p_name text, p_key text, p_by text DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_kept batches;
+    v_kept  batches;
+    v_found boolean := false;
 BEGIN
-    SELECT b.* INTO v_kept FROM batches b
-    WHERE b.parent_id IS NULL AND b.name = p_name AND b.dedupe_key = p_key
-      AND (b.tree_finished_at IS NULL OR b.dedupe_until IS NOT NULL)
-      AND b.tree_finished_at IS NOT NULL AND b.dedupe_until > clock()
-    FOR NO KEY UPDATE;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    UPDATE batches b SET dedupe_until = NULL WHERE b.id = v_kept.id;
-    INSERT INTO audit (who, what, queue, before, after)
-    VALUES (who(p_by), 'free_key', v_kept.queue,
-            jsonb_build_object('batch', v_kept.id, 'dedupe_key', v_kept.dedupe_key,
-                               'dedupe_until', v_kept.dedupe_until),
-            jsonb_build_object('batch', v_kept.id, 'dedupe_key', NULL, 'dedupe_until', NULL));
-    RETURN true;
+    FOR v_kept IN
+        SELECT b.* FROM batches b
+        WHERE b.parent_id IS NULL AND b.name = p_name AND b.dedupe_key = p_key
+          AND b.tree_finished_at IS NOT NULL AND b.dedupe_until > clock()
+        ORDER BY b.id FOR NO KEY UPDATE
+    LOOP
+        UPDATE batches b SET dedupe_until = NULL WHERE b.id = v_kept.id;
+        INSERT INTO audit (who, what, queue, before, after)
+        VALUES (who(p_by), 'free_key', v_kept.queue,
+                jsonb_build_object('batch', v_kept.id, 'dedupe_key', v_kept.dedupe_key,
+                                   'dedupe_until', v_kept.dedupe_until),
+                jsonb_build_object('batch', v_kept.id, 'dedupe_key', NULL, 'dedupe_until', NULL));
+        v_found := true;
+    END LOOP;
+    RETURN v_found;
 END $$;
 
 -- Writes every change of a queue's settings, pauses too, into the audit, whoever makes it. A queue

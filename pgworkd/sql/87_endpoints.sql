@@ -21,6 +21,8 @@ CREATE TABLE IF NOT EXISTS endpoints (
                  CHECK (secret_name ~ '^[A-Za-z][A-Za-z0-9_-]{0,63}$'),
     unsigned     boolean NOT NULL DEFAULT false,
     allow_private boolean NOT NULL DEFAULT false,  -- addresses that are not of the public internet
+    strict_results boolean NOT NULL DEFAULT false, -- a 2xx whose result cannot be stored: dead
+    warned_at    timestamptz, warned_why text,     -- the last such answer: see warn_of()
     paused_until timestamptz, paused_why text,
     disabled_at timestamptz, disabled_why text,
     disabled_queues text[] NOT NULL DEFAULT '{}',  -- those that were paused with it
@@ -68,7 +70,8 @@ CREATE OR REPLACE FUNCTION set_endpoint(p_name text, p_changes jsonb, p_create b
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_changes jsonb := p_changes - '{name,created_at,updated_at,disabled_at,disabled_why,
-                                     disabled_queues,paused_until,paused_why}'::text[];
+                                     disabled_queues,paused_until,paused_why,warned_at,
+                                     warned_why}'::text[];
     v_new     endpoints;
     v_before  jsonb;
     v_is_new  boolean;
@@ -87,11 +90,13 @@ BEGIN
         v_new.headers := coalesce(v_new.headers, '{}');
         v_new.unsigned := coalesce(v_new.unsigned, false);
         v_new.allow_private := coalesce(v_new.allow_private, false);
+        v_new.strict_results := coalesce(v_new.strict_results, false);
         IF v_is_new THEN
             INSERT INTO endpoints (name, url, mode, timeout_s, callback_timeout_s, headers,
-                                   secret_name, unsigned, allow_private)
+                                   secret_name, unsigned, allow_private, strict_results)
             VALUES (p_name, v_new.url, v_new.mode, v_new.timeout_s, v_new.callback_timeout_s,
-                    v_new.headers, v_new.secret_name, v_new.unsigned, v_new.allow_private)
+                    v_new.headers, v_new.secret_name, v_new.unsigned, v_new.allow_private,
+                    v_new.strict_results)
             ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;  -- else someone has made the row meanwhile
         ELSE
@@ -99,7 +104,7 @@ BEGIN
             SET url = v_new.url, mode = v_new.mode, timeout_s = v_new.timeout_s,
                 callback_timeout_s = v_new.callback_timeout_s, headers = v_new.headers,
                 secret_name = v_new.secret_name, unsigned = v_new.unsigned,
-                allow_private = v_new.allow_private
+                allow_private = v_new.allow_private, strict_results = v_new.strict_results
             WHERE e.name = p_name;
             EXIT;
         END IF;
@@ -162,6 +167,15 @@ LANGUAGE sql VOLATILE AS $$
         RETURNING q.name::text
     )
     SELECT coalesce(array_agg(h.name ORDER BY h.name), '{}') FROM held h
+$$;
+
+-- Notes for operators that an endpoint has answered 2xx with a result that cannot be stored. Locks
+-- the endpoint's row, unless that is locked: then nothing is noted.
+CREATE OR REPLACE FUNCTION warn_of(p_name text, p_why text) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    UPDATE endpoints e SET warned_at = clock(), warned_why = left(p_why, 500)
+    FROM (SELECT w.name FROM endpoints w WHERE w.name = p_name FOR NO KEY UPDATE SKIP LOCKED) l
+    WHERE e.name = l.name
 $$;
 
 -- Disables an endpoint, and pauses the queues that are sent to it until it is enabled. Audited.

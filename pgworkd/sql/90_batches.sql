@@ -10,10 +10,10 @@ BEGIN  -- it has no key: a publication of all tables would refuse each DELETE
 END $$;
 
 -- Creates a batch: a root, or with p_parent a child. If p_dedupe_key is held by an unfinished root
--- of that name (or by a finished one, until its dedupe_until), or the parent has a child of that
--- name, returns that one. p_dedupe_until, or p_dedupe_for_s from now: how long a finished tree
--- keeps the key. p_queue NULL: the parent's. For the other columns see `batches`. Raises PW003 if
--- the parent takes no more. Locks the parent FOR KEY SHARE.
+-- of that name and queue (or by a finished one, until its dedupe_until), or the parent has a child
+-- of that name, returns that one. p_dedupe_until, or p_dedupe_for_s from now: how long a finished
+-- tree keeps the key. p_queue NULL: the parent's. For the other columns see `batches`. Raises PW003
+-- if the parent takes no more. Locks the parent FOR KEY SHARE.
 CREATE OR REPLACE FUNCTION create_batch(p_name text, p_queue text DEFAULT NULL,
                                         p_kind text DEFAULT NULL, p_parent uuid DEFAULT NULL,
                                         p_stream boolean DEFAULT false,
@@ -42,7 +42,7 @@ BEGIN
     LOOP
         SELECT b.id, false INTO id, created FROM batches b
         WHERE b.parent_id IS NULL AND p_parent IS NULL AND b.name = p_name
-          AND b.dedupe_key = p_dedupe_key
+          AND b.dedupe_key = p_dedupe_key AND b.queue = p_queue
               AND (b.tree_finished_at IS NULL OR b.dedupe_until IS NOT NULL)
               AND (b.tree_finished_at IS NULL OR b.dedupe_until > clock())
            OR b.parent_id = p_parent AND b.name = p_name;

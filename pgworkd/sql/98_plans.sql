@@ -61,27 +61,29 @@ BEGIN
                 declare_alerts declare_rules declare_schedules declarer deferred
                 dependencies_added differing disable_endpoint done_of drop_pool enable_endpoint
                 enable_schedule error_group error_message expire expire_these fail_schedule
-                first_run_at follow forget_audit forget_batches forget_deaths forget_kept
-                forget_progress forget_tokens forget_undated forget_workers free_these give_back
-                had_time heartbeat hold_queues in_parts is_origin job_added jobs_inserted
-                keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere known_pools
-                live_gateways lock_queues lock_trees_of make_alert mend_sequences missed_since
-                mute_errors next_priority note_deaths note_endpoint of_key overdue_jobs park
-                pause_endpoint percentile places_after presume_dead promote_lines promote_these
-                put_off put_schedule queue_dated queue_rerouted queues_audit queues_changed
-                raise_kept rate_allowance rates_follow refuse refuse_claims remove_endpoint
-                remove_schedule report_refused rescue rescue_jobs restore_these retire_schedules
-                retry_delay_s roll_up schedules_audit schedules_notify server_id set_endpoint
-                set_no_wait set_pool set_queue spend spent_until standing_worker starts
-                sum_minutes thin_samples try_to_claim wake who worker_ended'),
+                first_run_at follow forget_audit forget_batches forget_calls forget_deaths
+                forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
+                give_back had_time heartbeat hold_queues in_parts is_origin job_added
+                jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
+                known_pools live_gateways lock_queues lock_trees_of make_alert mend_sequences
+                missed_since mute_errors next_priority note_deaths note_endpoint of_key
+                overdue_jobs park pause_endpoint percentile places_after presume_dead
+                promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
+                queues_audit queues_changed raise_kept rate_allowance rates_follow refuse
+                refuse_claims remove_endpoint remove_schedule report_refused rescue rescue_jobs
+                restore_these retire_schedules retry_delay_s roll_up schedules_audit
+                schedules_notify server_id set_endpoint set_no_wait set_pool set_queue spend
+                spent_until standing_worker starts sum_minutes thin_samples try_to_claim wake
+                warn_of who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies sample_queues throughput'),
             ('by_index', '
-                abandon add_occurrences additions_checked allowance batch_sealed cancel cancel_batch
-                create_batch delete_batch discard edit enqueue enqueue_once enter_batch
-                expire_jobs free_batch_key free_key free_keys jobs_key_wanted move register
-                reopened restore_occurrences retry run_schedule schedule_changed schedule_ended
-                seal_batch sign_off stream_created take_back unblock unblock_lines undepend'),
+                abandon add_occurrences additions_checked allowance batch_sealed begin_once cancel
+                cancel_batch create_batch delete_batch discard edit enqueue enqueue_once end_once
+                enter_batch expire_jobs free_batch_key free_key free_keys jobs_key_wanted move
+                register reopened restore_occurrences retry run_schedule schedule_changed
+                schedule_ended seal_batch sign_off stream_created take_back unblock unblock_lines
+                undepend'),
             ('by_index_no_jit', '
                 apply_effects ensure_schedules'),
             ('by_index_once', '
@@ -111,10 +113,9 @@ BEGIN
                 error_pattern')
         ), owners (names) AS (VALUES ('
                 add_jobs additions_checked await_results batch_sealed create_batch depend
-                dependencies_added drop_partition enqueue enqueue_once ensure_partitions
-                forget_rows job_added
-                jobs_inserted jobs_key_wanted rule_out_days seal_batch stream_created
-                validate_days')
+                dependencies_added drop_partition enqueue enqueue_once
+                ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days
+                seal_batch stream_created validate_days')
         )
         SELECT p.oid, p.oid::regprocedure AS signature, b.settings,
                p.proname = ANY (regexp_split_to_array(o.names, '\s+')) AS is_owners

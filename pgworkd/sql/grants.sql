@@ -113,18 +113,18 @@ GRANT SELECT ON pgworkd.schema_version, pgworkd.pools, pgworkd.queues, pgworkd.r
 GRANT SELECT ON pgworkd.workers TO {worker};
 GRANT SELECT (id, name, pid, version, state, lease_s, started_at, seen_at, steady_since, lease_until, lost_at, schedules, kinds,
               kind, requested, rules) ON pgworkd.workers TO {reader};  -- not the token, by which a worker is known
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgworkd.tokens TO {gateway};
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgworkd.tokens, pgworkd.idempotent_calls TO {gateway};
 
 -- Where jobs are sent by HTTP: only the gateway, for operators, says where; a worker pauses an endpoint, or disables it, as
 -- it answers. A reader does not see what a secret may stand in.
 GRANT SELECT, INSERT, DELETE, UPDATE ON pgworkd.endpoints TO {gateway};
-GRANT SELECT, UPDATE (paused_until, paused_why, disabled_at, disabled_why, disabled_queues, updated_at) ON pgworkd.endpoints
-    TO {worker};
-GRANT SELECT (name, mode, timeout_s, callback_timeout_s, secret_name, unsigned, allow_private, paused_until, paused_why,
-              disabled_at, disabled_why, disabled_queues, created_at, updated_at) ON pgworkd.endpoints TO {reader};
-GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint TO {gateway};
+GRANT SELECT, UPDATE (paused_until, paused_why, disabled_at, disabled_why, disabled_queues, warned_at, warned_why,
+                      updated_at) ON pgworkd.endpoints TO {worker};
+GRANT SELECT (name, mode, timeout_s, callback_timeout_s, secret_name, unsigned, allow_private, strict_results, paused_until,
+              paused_why, disabled_at, disabled_why, disabled_queues, warned_at, warned_why, created_at, updated_at) ON pgworkd.endpoints TO {reader};
+GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint, pgworkd.begin_once, pgworkd.end_once TO {gateway};
 GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgworkd.enable_endpoint, pgworkd.hold_queues,
-    pgworkd.note_endpoint TO {worker};
+    pgworkd.note_endpoint, pgworkd.warn_of TO {worker};
 GRANT EXECUTE ON FUNCTION pgworkd.server_id, pgworkd.is_origin, pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_group, pgworkd.dead_groups, pgworkd.rule_of
     TO {worker}, {reader};

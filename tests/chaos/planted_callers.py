@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import python
+from tests.chaos.bug import python, sql
 
 _SHARES, _BOUNDS, _CALLER = "tests/http/test_shares.py", "tests/http/test_bounds.py", "tests/http/test_caller.py"
+_ONCE = "tests/http/test_once.py"
 _API = "gateway/api"
 
 BUGS = (
@@ -26,9 +27,8 @@ BUGS = (
         "a stream holds a connection before it has brought a job",
         f"{_API}/routes/bulk",
         "            jobs = await anext(steps, None)  # nothing is held of the database before there are jobs\n"
-        "            async with gateway.database.transaction() as connection:\n",
-        "            async with gateway.database.transaction() as connection:\n"
-        "                jobs = await anext(steps, None)\n",
+        "            async with once(request, key) as call:\n",
+        "            async with once(request, key) as call:\n                jobs = await anext(steps, None)\n",
         tests=_SHARES,
     ),
     python(
@@ -139,12 +139,36 @@ BUGS = (
         "    if True:",
         tests=_SHARES,
     ),
-    python(
+    sql(
         "a batch of another queue takes the payloads of this one",
-        f"{_API}/routes/batches",
-        ".batches.queue(root.id) != _queue_of(body):",
-        ".batches.queue(root.id) is None:",
+        "          AND b.dedupe_key = p_dedupe_key AND b.queue = p_queue\n",
+        "          AND b.dedupe_key = p_dedupe_key\n",
         tests=_SHARES,
+    ),
+    sql(
+        "a call with a key is done again",
+        "        is_new := FOUND;\n",
+        "        is_new := true;\n",
+        tests=_ONCE,
+    ),
+    sql(
+        "a key takes any call for its own",
+        "SELECT c.sha256 = p_sha256, c.answer INTO same, answer",
+        "SELECT true, c.answer INTO same, answer",
+        tests=_ONCE,
+    ),
+    python(
+        "a key is that of all callers",
+        f"{_API}/request/once",
+        "access_of(request).name, key)",
+        '"anyone", key)',
+        tests=_ONCE,
+    ),
+    sql(
+        "calls with a key are kept for ever",
+        "FROM idempotent_calls o WHERE o.at < clock() - interval '1 day'",
+        "FROM idempotent_calls o WHERE false",
+        tests=_ONCE,
     ),
     python(
         "a line end in a name ends the path",

@@ -174,4 +174,37 @@ BUGS = (
         "            OR q.paused_until = 'infinity')",
         tests=_SQL,
     ),
+    python(
+        "a result that cannot be stored fails its job",
+        "push/answer",
+        "ending = Ending.FAILED if strict else Ending.COMPLETED",
+        "ending = Ending.FAILED",
+        tests="tests/push/test_answer.py",
+    ),
+    python(
+        "strict results are taken as loosely as others",
+        "push/daemon/delivery",
+        "strict_results=endpoint.strict_results)",
+        "strict_results=False)",
+        tests=_DAEMON,
+    ),
+    python(
+        "each result that was dropped is told",
+        "push/daemon/routes",
+        "        if now - self._warned_at < WARNED_EVERY_S:",
+        "        if False:",
+        tests=_DAEMON,
+    ),
+    sql(
+        "a warning waits for a locked endpoint",
+        "WHERE w.name = p_name FOR NO KEY UPDATE SKIP LOCKED",
+        "WHERE w.name = p_name FOR NO KEY UPDATE",
+        tests=_SQL,
+    ),
+    sql(
+        "the key of a batch is freed in one queue",
+        "        v_found := true;\n    END LOOP;",
+        "        v_found := true;\n        EXIT;\n    END LOOP;",
+        tests="tests/sql/test_kept_keys.py",
+    ),
 )

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow("daemons that answer, and do not")
 
 __all__ = ["clean", "shell"]  # fixtures
 
+WARNED = ("endpoints", "warn")
 OLD = "now() - interval '2 min'"
 
 
@@ -47,6 +48,23 @@ def test_doctor_finds_a_due_queue_without_a_live_worker(shell: Shell, columns: s
     assert "'late'" in found(shell)["queues"][0]
     shell("queues", "pause", "late")
     assert found(shell, code=0) == {}
+
+
+def test_doctor_tells_of_results_that_were_dropped(shell: Shell) -> None:
+    shell("endpoints", "add", "a", "https://example.com/", "--unsigned", "--queue", "qa")
+    shell.sql("SELECT pgworkd.warn_of('a', 'result cannot be read: it is no JSON')")
+    shell.sql("UPDATE pgworkd.endpoints SET warned_at = warned_at - interval '10 minutes'")
+
+    def warned() -> list[tuple[str, str]]:
+        lines = json.loads(shell("doctor", "--json").stdout)
+        return [(each["finding"], each["remedy"]) for each in lines if (each["subject"], each["level"]) == WARNED]
+
+    ((said, remedy),) = warned()
+    assert "'a' has answered 2xx with a result that cannot be stored (result cannot be read" in said
+    assert said.endswith("10 min ago its job completed without it")
+    assert remedy == "answer with JSON or with another Content-Type"
+    shell("endpoints", "set", "a", "--strict-results")
+    assert warned() == [], "such jobs are dead"
 
 
 def test_doctor_tells_of_endpoints_to_which_nothing_is_sent(shell: Shell) -> None:

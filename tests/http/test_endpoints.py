@@ -27,6 +27,7 @@ async def test_an_endpoint_is_made_used_changed_and_removed(dsn: str, db: Db) ->
             "secret_name": "billing",
             "unsigned": False,
             "allow_private": False,
+            "strict_results": False,
             "state": "live",
             "reason": None,
             "paused_until": None,

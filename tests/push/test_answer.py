@@ -15,10 +15,16 @@ JSON = {"content-type": "application/json"}
 
 
 def judged(
-    status: int, content: bytes = b"", *, may_accept: bool = False, whole: bool = True, **headers: str
+    status: int,
+    content: bytes = b"",
+    *,
+    strict: bool = False,
+    may_accept: bool = False,
+    whole: bool = True,
+    **headers: str,
 ) -> Verdict:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return verdict(EndpointAnswer(status, named, content, whole), may_accept=may_accept, now=NOW)
+    return verdict(EndpointAnswer(status, named, content, whole), may_accept=may_accept, strict_results=strict, now=NOW)
 
 
 DEAD, FAILED = (400, 413, 415, 422, 501), (401, 403, 404, 405, 408, 409, 418, 425, 451, 499, 500, 502, 503, 504, 599)
@@ -84,9 +90,11 @@ UNSTORABLE = {
 @pytest.mark.parametrize("content", UNSTORABLE, ids=lambda content: ascii(content[:12]))
 def test_a_result_that_cannot_be_stored_is_not_asked_for_again(content: bytes) -> None:
     found = judged(200, content, content_type="application/json")
-    assert found.permanent
+    assert (found.ending, found.result, found.permanent) == (Ending.COMPLETED, None, False)
     assert UNSTORABLE[content] in found.message
     assert found.message.endswith("the work is done")
+    strict = judged(200, content, content_type="application/json", strict=True)
+    assert (strict.ending, strict.permanent, strict.message) == (Ending.FAILED, True, found.message)
 
 
 def test_a_result_that_is_compressed_or_longer_than_what_is_read() -> None:

@@ -105,11 +105,10 @@ LINES = {
         answer_of(200, b"busy", pgworkd_outcome="Release", retry_after="60"), "pending", "busy", due_s=(50, 61)
     ),
     "200, but whatever": Line(answer_of(200, pgworkd_outcome="whatever"), "dead", "complete, fail, dead, release"),
-    "not JSON": Line(answer_of(200, b"{", content_type="application/json"), "dead", "the work is done"),
-    "a result of NUL": Line(answer_of(200, b'"\\u0000"', content_type="application/json"), "dead", "the work is done"),
-    "2 MiB": Line(
-        answer_of(200, b'"' + b"x" * 2**21 + b'"', content_type="application/json"), "dead", "the work is done"
-    ),
+    "not JSON": Line(answer_of(200, b"{", content_type="application/json"), "completed"),
+    "not JSON, strictly": Line(answer_of(200, b"{", content_type="application/json"), "dead", "the work is done"),
+    "a result of NUL": Line(answer_of(200, b'"\\u0000"', content_type="application/json"), "completed"),
+    "2 MiB": Line(answer_of(200, b'"' + b"x" * 2**21 + b'"', content_type="application/json"), "completed"),
     "not HTTP": Line(b"SSH-2.0-OpenSSH_9.9\r\n\r\n", "failed", "it may have been done"),
 }
 
@@ -121,7 +120,7 @@ async def test_each_line_of_the_table(dsn: str, db: Db) -> None:
     jobs = {}
     async with serving(Downstream(answer)) as down, pushing(dsn) as (_, seen):
         for number, (name, line) in enumerate(LINES.items()):
-            await put_endpoint(db, name, down.url, f"q{number}")
+            await put_endpoint(db, name, down.url, f"q{number}", strict_results=name.endswith("strictly"))
             payload = json.dumps({"line": name})
             jobs[name] = await insert(db, f"q{number}", payload, max_attempts=line.max_attempts)
         for name, line in LINES.items():
@@ -145,6 +144,23 @@ async def test_each_line_of_the_table(dsn: str, db: Db) -> None:
     assert {row["name"] for row in rows if row["paused_until"]} == {"429", "429, at a date"}
     paused = await db.fetch("SELECT endpoint::text FROM pgworkd.queues WHERE paused_until > clock_timestamp()")
     assert {row[0] for row in paused} == {"410", "429", "429, at a date"}
+
+
+async def test_a_result_that_is_dropped_is_told_once_a_minute(dsn: str, db: Db) -> None:
+    answer = answer_of(200, b"OK", content_type="application/json")
+    async with serving(Downstream(answer)) as down, pushing(dsn) as (_, seen):
+        await put_endpoint(db, "e", down.url, "q")
+        first = await insert(db, "q")
+        await until(waits_for_status(db, first, "completed"))
+        noted = await db.fetchrow("SELECT warned_at, warned_why FROM pgworkd.endpoints")
+        for job_id in [await insert(db, "q") for _ in range(20)]:
+            await until(waits_for_status(db, job_id, "completed"))
+        (told,) = seen.all(events.RESULT_DROPPED)
+    assert (told["job_id"], told["endpoint"]) == (str(first), "e")
+    assert "result cannot be read" in told["reason"]
+    assert noted is not None
+    assert noted["warned_why"] == told["reason"]
+    assert await db.fetchrow("SELECT warned_at, warned_why FROM pgworkd.endpoints") == noted
 
 
 async def _has_come_to(db: Db, job_id: Any, status: str) -> bool:

@@ -32,6 +32,7 @@ ALERT = Alert(
     [
         (answer_of(200, {"n": 1}), "completed", None),
         (answer_of(204), "completed", None),
+        (answer_of(200, b"OK", content_type="application/json"), "completed", None),
         (answer_of(422, b"which?"), "dead", "HTTP 422: which?"),
         (answer_of(500, b"oops"), "failed", "HTTP 500: oops"),
         (answer_of(503, retry_after="3600"), "failed", "HTTP 503"),
@@ -57,6 +58,20 @@ async def test_a_job_of_a_handler_ends_by_the_answer(
     assert row is not None
     assert (said or "") in (row["error"] or "")
     assert row["result"] == ('{"n": 1}' if answer.endswith(b"}") else None)
+
+
+async def test_a_result_that_cannot_be_stored_may_be_a_failure(
+    dsn: str, db: Db, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    async with serving(Downstream(answer_of(200, b"OK", content_type="application/json"))) as down:
+        app.push("loose", down.url, unsigned=True, allow_private=True)
+        app.push("strict", down.url, unsigned=True, allow_private=True, strict_results=True)
+        async with running(app, dsn):
+            loose, strict = await insert(db, "loose"), await insert(db, "strict")
+            await until(waits_for_status(db, loose, "completed"))
+            await until(waits_for_status(db, strict, "dead"))
+    assert f"job {loose} has completed without its result" in caplog.text
 
 
 async def test_what_was_not_delivered_is_no_failure_of_a_job_that_may_run_once(dsn: str, db: Db) -> None:

@@ -69,7 +69,7 @@ async def test_of_an_answer_a_mebibyte_is_read() -> None:
         answer = await post(sender, down.port, 30)
         assert (len(answer.content), answer.is_whole) == (2**20, False)
         assert time.monotonic() - began < 10
-        assert verdict(answer, may_accept=False).permanent
+        assert verdict(answer, may_accept=False, strict_results=True).permanent
 
 
 async def test_an_answer_of_zeros_is_not_unpacked() -> None:

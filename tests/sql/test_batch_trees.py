@@ -86,6 +86,8 @@ async def test_one_unfinished_root_has_a_name_and_dedupe_key(db: Db) -> None:
     assert (await create(db, dedupe_key="july"))["id"] == first["id"]
     assert not (await create(db, dedupe_key="july"))["created"]
     assert (await create(db, "other", dedupe_key="july"))["created"]
+    assert (await create(db, queue="another", dedupe_key="july"))["created"], "a key belongs to its queue"
+    assert (await create(db, dedupe_key="july"))["id"] == first["id"]
     assert (await create(db, dedupe_key="august"))["created"]
     assert (await create(db))["created"]
     await seal(db, first["id"])

@@ -120,6 +120,20 @@ async def test_a_pause_holds_all_queues_of_the_endpoint_and_shortens_none(db: Db
     assert (found["long"], found["held"]) == (str(at(100))[:19] + "+00", "infinity")
 
 
+async def test_a_warning_is_noted_beside_all_else(db: Db, dsn: str) -> None:
+    await put(db, "e")
+    await db.execute("SELECT pgworkd.warn_of('e', $1), pgworkd.warn_of('none', 'x')", "x" * 1000)
+    row = await db.fetchrow("SELECT warned_at, char_length(warned_why) FROM pgworkd.endpoints")
+    assert tuple(row or ()) == (at(0), 500)
+    async with db.transaction():
+        await db.execute("SELECT FROM pgworkd.endpoints FOR UPDATE")
+        other = await asyncpg.connect(dsn)
+        await other.execute("SELECT pgworkd.warn_of('e', 'locked')", timeout=5)  # does not wait
+        await other.close()
+    await put(db, "e", create=False, strict_results=True, warned_why="set by hand")
+    assert await db.fetchval("SELECT strict_results AND warned_why LIKE 'xx%' FROM pgworkd.endpoints")
+
+
 async def test_a_disabled_endpoint_frees_its_queues_only_when_it_is_enabled(db: Db) -> None:
     await put(db, "e", "a", "b", "held")
     await db.execute("UPDATE pgworkd.queues SET paused_until = 'infinity' WHERE name = 'held'")

@@ -17,7 +17,7 @@ NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
 enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queue_rerouted queues_audit queues_changed
 rates_follow schedule_changed schedule_ended schedules_audit schedules_notify stream_created mend_sequences forget_audit
-forget_kept forget_tokens forget_undated
+forget_calls forget_kept forget_tokens forget_undated
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
@@ -54,11 +54,11 @@ FUNCTIONS = {
         live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for deadline hand_over fenced extend
         list_held take_back
         fail_overdue overdue_jobs retry_delay_s
-        pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint
+        pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint warn_of
         raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims try_to_claim defers deferred
         check_settled
     """,
-    "gateway": "set_endpoint remove_endpoint",
+    "gateway": "set_endpoint remove_endpoint begin_once end_once",
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
@@ -87,7 +87,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),
-    "tokens": "",
+    **dict.fromkeys(("tokens", "idempotent_calls"), ""),
     "endpoints": S,
     "origin": "SELECT INSERT UPDATE",
 }
@@ -139,9 +139,9 @@ async def test_every_table_is_granted_to_the_intended_roles(db: Db, roles: Roles
     assert {row["name"] for row in rows} == TABLES.keys() | days
     for row in rows:
         worker = TABLES.get(row["name"], "")
-        by_columns = row["name"] in ("workers", "tokens", "endpoints", *days)
+        by_columns = row["name"] in ("workers", "tokens", "idempotent_calls", "endpoints", *days)
         wanted = {"worker": worker, "reader": "" if by_columns else S, "enqueuer": ""}
-        wanted["gateway"] = SIUD if row["name"] in ("tokens", "endpoints") else worker
+        wanted["gateway"] = SIUD if row["name"] in ("tokens", "idempotent_calls", "endpoints") else worker
         if row["name"] == "schema_version":
             wanted["enqueuer"] = S
         for role in THEY:

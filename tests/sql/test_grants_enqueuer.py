@@ -250,7 +250,14 @@ async def test_the_refused_columns_and_tables_are_all_that_are_not_granted(db: D
         "SELECT relname FROM pg_class WHERE relnamespace = 'pgworkd'::regnamespace AND relkind IN ('r', 'p', 'v') "
         "AND relname !~ '^finished_jobs_2'"
     )
-    assert {row[0] for row in relations} == {"jobs", "schema_version", "tokens", "endpoints", *TABLES.split()}
+    assert {row[0] for row in relations} == {
+        "jobs",
+        "schema_version",
+        "tokens",
+        "idempotent_calls",
+        "endpoints",
+        *TABLES.split(),
+    }
 
 
 async def test_a_trigger_of_another_role_cannot_use_the_owners_trigger_functions(

@@ -164,6 +164,17 @@ async def test_the_key_of_a_finished_tree_is_freed(db: Db) -> None:
     assert len(await notes(db)) == 1
 
 
+async def test_the_key_is_freed_in_each_queue(db: Db) -> None:
+    for queue in ("q", "other"):
+        made = await create(db, queue=queue, dedupe_key="k", dedupe_until=UNTIL)
+        assert made["created"]
+        await seal(db, made["id"])
+    assert len(await listed(db)) == 2
+    assert await free_of_batch(db)
+    assert await listed(db) == []
+    assert len(await notes(db)) == 2
+
+
 async def test_a_reopened_tree_holds_its_key_again_if_nobody_took_it(db: Db) -> None:
     batch_id = await kept_by_batch(db, dies=True)
     job_id = await db.fetchval("SELECT id FROM pgworkd.jobs WHERE batch_id = $1", batch_id)

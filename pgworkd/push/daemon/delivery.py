@@ -71,13 +71,20 @@ class Delivery:
             found = Verdict(Ending.HANDED_OVER if waits else Ending.FAILED, cause="NoAnswer", message=str(error))
             await self._unanswered(target, found.message, latest)
         else:
-            found, status = verdict(answer, may_accept=waits), answer.status
+            found, status = verdict(answer, may_accept=waits, strict_results=endpoint.strict_results), answer.status
             await self._judge(target, answer, found)
+            if found.ending is Ending.COMPLETED and found.message and target.is_to_be_told():
+                await self._tell(attempt, endpoint.name, found.message)
         if self._events.has_listener(events.PUSH_ANSWERED):
             facts = {"endpoint": endpoint.name, "host": url.netloc, "bytes": len(content)}
             took_s = round(time.monotonic() - began_s, 4)
             self._events.emit(events.PUSH_ANSWERED, **attempt.facts(), **facts, status=status, took_s=took_s)
         return found
+
+    async def _tell(self, attempt: Attempt, endpoint: str, why: str) -> None:
+        self._events.emit(events.RESULT_DROPPED, **attempt.facts(), endpoint=endpoint, reason=why)
+        with contextlib.suppress(PgworkdError):  # the log has it
+            await self._store.warn(endpoint, why)
 
     async def _judge(self, target: Target, answer: EndpointAnswer, found: Verdict) -> None:
         if found.effect is Effect.DISABLE:

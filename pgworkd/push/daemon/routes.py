@@ -22,6 +22,8 @@ FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
 """The first and the longest pause of an endpoint, which doubles each time until a request succeeds."""
 BURST_S = 1.0
 """A pause is not made longer by less than this: answers of a burst ask each for a later instant."""
+WARNED_EVERY_S = 60.0
+"""Each answer of an endpoint may have a result that cannot be stored: it is told once in this time."""
 FAILURES_MAX = 5
 """This many requests that fail one after the other pause an endpoint."""
 
@@ -37,6 +39,7 @@ class Target:
         self._failures = 0
         self._pauses = 0
         self._paused_until = 0.0
+        self._warned_at = -WARNED_EVERY_S
 
     async def post(
         self, url: SplitResult, headers: Mapping[str, str], content: bytes, *, once: bool = False
@@ -61,6 +64,14 @@ class Target:
     def _close_if_retired(self) -> None:
         if self._retired and not self._requests:
             self._sender.close()
+
+    def is_to_be_told(self) -> bool:
+        """Whether a result that cannot be stored is to be told now; if so, none is for WARNED_EVERY_S."""
+        now = time.monotonic()
+        if now - self._warned_at < WARNED_EVERY_S:
+            return False
+        self._warned_at = now
+        return True
 
     def succeeded(self) -> None:
         """Notes that the endpoint has answered as one that works."""

@@ -21,6 +21,7 @@ class EndpointIn(Model):
     secret_name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")] | None = None
     unsigned: bool = False
     allow_private: bool = Field(False, description="Also addresses that are not of the public internet")
+    strict_results: bool = Field(False, description="A 2xx whose result cannot be stored makes the job dead")
 
 
 class EndpointOut(Answer, row=EndpointRow):

@@ -64,6 +64,9 @@ PROBLEMS = {
     "id-taken": Kind(
         409, "Another job has this id", "Its queue, kind or payload is a different one. Make a new UUID for a new job."
     ),
+    "key-reused": Kind(
+        409, "The Idempotency-Key belongs to another call", "Make a new key for each call, and keep it to repeat that."
+    ),
     "not-waiting": Kind(409, "The job is not waiting", "Only waiting jobs can be edited: see the job's status."),
     "batch-closed": Kind(409, "The batch is closed", "It is sealed, finished, cancelled or unknown: see its state."),
     "conflict": Kind(409, "The state does not allow this", "The answer says why, and what to do instead."),
@@ -97,7 +100,7 @@ PROBLEMS = {
     "outcome-unknown": Kind(
         503,
         "The database did not say whether it is done",
-        "It may have been done. Send the same again with the same id or dedupe key, or look first.",
+        "It may have been done. Send the same again with the same id, dedupe key or Idempotency-Key, or look first.",
         1,
     ),
     "authorization-unavailable": Kind(

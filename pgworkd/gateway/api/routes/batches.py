@@ -25,6 +25,7 @@ from pgworkd.gateway.api.models.jobs import Ids
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import BulkRoute
 from pgworkd.gateway.api.routes.visible import PathId, needed_any
@@ -37,26 +38,25 @@ PAGE = 500
     "/batches",
     status_code=201,
     response_model=BatchMade,
-    responses=documented(*BODY, "duplicate-key", "batch-closed")
+    responses=documented(*BODY, "key-reused", "batch-closed")
     | {200: {"model": BatchMade, "description": "The dedupe key is taken: the batch that has it, unchanged"}},
 )
-async def create_batch(request: Request, body: BatchIn) -> Response:
+async def create_batch(request: Request, body: BatchIn, key: IdempotencyKey = None) -> Response:
     """Create a batch, with its children, their jobs, and sealed if asked: all in one transaction."""
     for queue in _queues(body):
         need(request, "enqueue", queue)
     ids: dict[str, UUID] = {}
-    async with gateway_of(request).database.transaction() as connection:
-        root = await batch(connection, body.name, **body.options())
+    async with once(request, key) as call:
+        if call.earlier is not None:
+            return call.earlier
+        root = await batch(call.connection, body.name, **body.options())
         ids[body.name] = root.id
         if root.created:
             await _fill(root, body, ids, body.name)
             if body.sealed:
                 await root.seal()
-        elif await gateway_of(request).admin_on(connection).batches.queue(root.id) != _queue_of(body):
-            said = "a batch of another queue has this name and dedupe key: choose another key"
-            raise Problem("duplicate-key", said)
-    answer = {"id": root.id, "created": root.created, "ids": ids}
-    return Json(answer, 201 if root.created else 200)
+        answer = {"id": root.id, "created": root.created, "ids": ids}
+        return await call.answered(answer, 201 if root.created else 200)
 
 
 async def _fill(at: Batch[Any], body: BatchIn | ChildIn, ids: dict[str, UUID], path: str) -> None:
@@ -87,38 +87,43 @@ def _queues(body: BatchIn | ChildIn, above: str | None = None) -> set[str]:
     "/batches/{batch_id}/children",
     status_code=201,
     response_model=BatchMade,
-    responses=documented(*BODY, "not-found", "batch-closed")
+    responses=documented(*BODY, "not-found", "batch-closed", "key-reused")
     | {200: {"model": BatchMade, "description": "There is a child of that name"}},
 )
-async def add_child(request: Request, batch_id: PathId, body: ChildIn) -> Response:
+async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: IdempotencyKey = None) -> Response:
     """Create a batch below another."""
     ids: dict[str, UUID] = {}
-    async with gateway_of(request).database.transaction() as connection:
-        queue = await _allowed(request, connection, batch_id, "enqueue")
+    async with once(request, key) as call:
+        queue = await _allowed(request, call.connection, batch_id, "enqueue")
         for each in _queues(body, queue):
             need(request, "enqueue", each)
-        made = await Batch(connection, batch_id).child(body.name, **body.options())
+        if call.earlier is not None:
+            return call.earlier
+        made = await Batch(call.connection, batch_id).child(body.name, **body.options())
         ids[body.name] = made.id
         if made.created:
             await _fill(made, body, ids, body.name)
             if body.sealed and made.seals:
                 await made.seal()
-    return Json({"id": made.id, "created": made.created, "ids": ids}, 201 if made.created else 200)
+        answer = {"id": made.id, "created": made.created, "ids": ids}
+        return await call.answered(answer, 201 if made.created else 200)
 
 
 @router.post(
     "/batches/{batch_id}/jobs",
     status_code=201,
     response_model=Ids,
-    responses=documented(*BODY, "not-found", "batch-closed"),
+    responses=documented(*BODY, "not-found", "batch-closed", "key-reused"),
 )
-async def add_jobs(request: Request, batch_id: PathId, body: AddIn) -> Response:
+async def add_jobs(request: Request, batch_id: PathId, body: AddIn, key: IdempotencyKey = None) -> Response:
     """Add a job for each payload, all or none."""
-    async with gateway_of(request).database.transaction() as connection:
-        await _allowed(request, connection, batch_id, "enqueue")
+    async with once(request, key) as call:
+        await _allowed(request, call.connection, batch_id, "enqueue")
         if body.queue is not None:
             need(request, "enqueue", body.queue)
-        return Json({"ids": await Batch(connection, batch_id).add(body.payloads, **body.options())}, 201)
+        if call.earlier is not None:
+            return call.earlier
+        return await call.answered({"ids": await Batch(call.connection, batch_id).add(body.payloads, **body.options())})
 
 
 @router.post("/batches/{batch_id}/seal", response_model=Sealed, responses=documented("not-found", "batch-closed"))

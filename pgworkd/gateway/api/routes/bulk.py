@@ -17,17 +17,18 @@ from pgworkd.core.validation import counted
 from pgworkd.errors import InvalidPayload, UsageError
 from pgworkd.gateway.api.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
 from pgworkd.gateway.api.request.access import access_of, need
-from pgworkd.gateway.api.request.answers import BODY, Json, documented
+from pgworkd.gateway.api.request.answers import BODY, documented
 from pgworkd.gateway.api.request.bodies import BODY_S, CLOSE, parse
 from pgworkd.gateway.api.request.failures import clearer
 from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem, pointer
 from pgworkd.gateway.api.request.route import BulkRoute, Route
 from pgworkd.gateway.api.routes.visible import may_wait_for
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
 stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
-_DOCUMENTED = documented(*BODY, "duplicate-key", "unknown-dependency")
+_DOCUMENTED = documented(*BODY, "duplicate-key", "key-reused", "unknown-dependency")
 LINES_MAX = 1_000_000
 LINE_BYTES_MAX = 2 * 1024 * 1024
 STREAM_BYTES_MAX = 1024**3
@@ -42,21 +43,22 @@ ERRORS_MAX = 100
 
 
 @router.post("/jobs/bulk", status_code=201, response_model=Ids, responses=_DOCUMENTED)
-async def create_jobs(request: Request, body: JobsIn) -> Response:
+async def create_jobs(request: Request, body: JobsIn, key: IdempotencyKey = None) -> Response:
     """Create up to 10,000 jobs, all or none. A fault names each bad one by pointer."""
     jobs = [each.job() for each in body.jobs]
     for queue in {job.queue for job in jobs}:
         need(request, "enqueue", queue)
     if faults := list(_faults(jobs)):
         raise Problem("invalid", f"invalid: {len(faults)} of {counted(len(jobs), 'job')}", errors=faults[:ERRORS_MAX])
-    async with gateway_of(request).database.transaction() as connection:
-        await may_wait_for(request, connection, (each for job in body.jobs for each in job.after))
-        ids: list[UUID] = await enqueue_many(connection, jobs)
-    return Json({"ids": ids}, 201)
+    async with once(request, key) as call:
+        if call.earlier is not None:
+            return call.earlier
+        await may_wait_for(request, call.connection, (each for job in body.jobs for each in job.after))
+        return await call.answered({"ids": await enqueue_many(call.connection, jobs)})
 
 
 @router.post("/workflows", status_code=201, response_model=Names, responses=_DOCUMENTED)
-async def create_workflow(request: Request, body: WorkflowIn) -> Response:
+async def create_workflow(request: Request, body: WorkflowIn, key: IdempotencyKey = None) -> Response:
     """Create jobs that depend on each other, by name; `after` may also name existing jobs, by id."""
     flow = Workflow()
     names = {step.name for step in body.jobs}
@@ -64,10 +66,12 @@ async def create_workflow(request: Request, body: WorkflowIn) -> Response:
         need(request, "enqueue", step.queue)
         options: Any = step.options() | {"after": [each if each in names else _id(each) for each in step.after]}
         flow.add(step.name, step.queue, step.payload, **options)
-    async with gateway_of(request).database.transaction() as connection:
+    async with once(request, key) as call:
+        if call.earlier is not None:
+            return call.earlier
         named = [_id(each) for step in body.jobs for each in step.after if each not in names]
-        await may_wait_for(request, connection, [each for each in named if isinstance(each, UUID)])
-        return Json({"ids": await flow.enqueue(connection)}, 201)
+        await may_wait_for(request, call.connection, [each for each in named if isinstance(each, UUID)])
+        return await call.answered({"ids": await flow.enqueue(call.connection)})
 
 
 @stream_router.post(
@@ -79,7 +83,7 @@ async def create_workflow(request: Request, body: WorkflowIn) -> Response:
         "requestBody": {"required": True, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
     },
 )
-async def stream_jobs(request: Request) -> Response:
+async def stream_jobs(request: Request, key: IdempotencyKey = None) -> Response:
     """Create up to a million jobs, all or none: one JSON object per line (application/x-ndjson), up to 1 GiB.
 
     Lines have the members of POST /v1/jobs but `on_duplicate`. A fault names the first bad line.
@@ -90,13 +94,14 @@ async def stream_jobs(request: Request) -> Response:
     with gateway.streams.place(access_of(request).name):
         async with gateway.while_allowed(request), aclosing(_steps(request)) as steps:
             jobs = await anext(steps, None)  # nothing is held of the database before there are jobs
-            async with gateway.database.transaction() as connection:
+            async with once(request, key) as call:
                 while jobs is not None:
-                    await may_wait_for(request, connection, (each for job in jobs for each in job.after))
-                    await enqueue_many(connection, jobs)
+                    if call.earlier is None:  # else what is repeated is read, and no more
+                        await may_wait_for(request, call.connection, (each for job in jobs for each in job.after))
+                        await enqueue_many(call.connection, jobs)
                     count += len(jobs)
                     jobs = await anext(steps, None)
-    return Json({"created": count}, 201)
+                return call.earlier or await call.answered({"created": count})
 
 
 async def _steps(request: Request) -> AsyncGenerator[list[NewJob]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
@@ -28,6 +29,7 @@ from pgworkd.gateway.api.models.jobs import (
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
+from pgworkd.gateway.api.request.once import IdempotencyKey, OneCall, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
 from pgworkd.gateway.api.routes.visible import PathId, may_wait_for, needed_any, visible
@@ -43,23 +45,24 @@ _TEXTS = ("payload", "meta", "result", "errors")
     "/jobs",
     status_code=201,
     response_model=Created,
-    responses=documented(*BODY, "duplicate-key", "unknown-dependency")
+    responses=documented(*BODY, "duplicate-key", "key-reused", "unknown-dependency")
     | {200: {"model": Created, "description": "The dedupe key is taken: the job that holds it"}},
 )
-async def create_job(request: Request, job: JobIn) -> Response:
+async def create_job(request: Request, job: JobIn, key: IdempotencyKey = None) -> Response:
     """Create a job."""
     need(request, "enqueue", job.queue)
     options: Any = job.options()
-    async with gateway_of(request).database.transaction() as connection:
-        await may_wait_for(request, connection, job.after)
+    async with once(request, key) as call:
+        if call.earlier is not None:
+            return call.earlier
+        await may_wait_for(request, call.connection, job.after)
         if job.on_duplicate is None:
-            job_id, created, changed = await enqueue(connection, job.queue, job.payload, **options), True, False
+            job_id, created, changed = await enqueue(call.connection, job.queue, job.payload, **options), True, False
         else:
             duplicate = job.on_duplicate
-            found = await enqueue(connection, job.queue, job.payload, on_duplicate=duplicate, **options)
+            found = await enqueue(call.connection, job.queue, job.payload, on_duplicate=duplicate, **options)
             job_id, created, changed = found
-    location = f"{request.scope.get('root_path', '')}/v1/jobs/{job_id}"
-    return Json({"id": job_id, "created": created, "changed": changed}, 201 if created else 200, {"Location": location})
+        return await _made(request, call, job_id, created=created, changed=changed)
 
 
 @router.put(
@@ -171,17 +174,19 @@ async def cancel_job(request: Request, job_id: PathId) -> Response:
     "/jobs/{job_id}/replay",
     status_code=201,
     response_model=Created,
-    responses=documented("not-found", "conflict", "duplicate-key"),
+    responses=documented("not-found", "conflict", "key-reused"),
 )
-async def replay_job(request: Request, job_id: PathId) -> Response:
+async def replay_job(request: Request, job_id: PathId, key: IdempotencyKey = None) -> Response:
     """Create a new job with the payload, kind and meta of one that has ended."""
     gateway = gateway_of(request)
-    async with gateway.database.transaction(access_of(request).name) as connection:
-        from_ = await visible(request, gateway.admin_on(connection), job_id, "operate")
+    async with once(request, key, access_of(request).name) as call:
+        from_ = await visible(request, gateway.admin_on(call.connection), job_id, "operate")
+        if call.earlier is not None:
+            return call.earlier
         if from_.status not in ENDED:
             raise Problem("conflict", f"job {job_id} is {from_.status}: it has not ended")
         made = await enqueue(
-            connection,
+            call.connection,
             from_.queue,
             JsonText(from_.payload),
             kind=from_.kind,
@@ -191,8 +196,13 @@ async def replay_job(request: Request, job_id: PathId) -> Response:
             serialize_key=from_.serialize_key,
             limit_key=from_.limit_key,
         )
-    location = f"{request.scope.get('root_path', '')}/v1/jobs/{made}"
-    return Json({"id": made, "created": True, "changed": False}, 201, {"Location": location})
+        return await _made(request, call, made, created=True, changed=False)
+
+
+async def _made(request: Request, call: OneCall, job_id: UUID, *, created: bool, changed: bool) -> Response:
+    location = f"{request.scope.get('root_path', '')}/v1/jobs/{job_id}"
+    answer = {"id": job_id, "created": created, "changed": changed}
+    return await call.answered(answer, 201 if created else 200, location)
 
 
 async def _ends(request: Request, gateway: Gateway, job: JobDetails, wait_s: float) -> bool:

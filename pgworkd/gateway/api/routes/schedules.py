@@ -17,12 +17,14 @@ from pgworkd.gateway.api.models.operators import EnableIn, NextOut, Removed, Sch
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
 from pgworkd.gateway.api.routes.visible import PathName, needed_any
 
 router = APIRouter(prefix="/v1", tags=["schedules"], route_class=Route)
 _MISSING = documented("not-found")
+_RUN = documented("not-found", "key-reused")
 
 
 @router.get("/schedules", response_model=SchedulesOut, responses=documented())
@@ -105,13 +107,16 @@ async def remove_schedule(request: Request, name: PathName) -> Response:
     return Json({"name": name, "removed": True})
 
 
-@router.post("/schedules/{name}/run", status_code=201, response_model=Created, responses=_MISSING)
-async def run_schedule(request: Request, name: PathName) -> Response:
+@router.post("/schedules/{name}/run", status_code=201, response_model=Created, responses=_RUN)
+async def run_schedule(request: Request, name: PathName, key: IdempotencyKey = None) -> Response:
     """Create a job of the schedule that is due now, beside its occurrences."""
-    async with gateway_of(request).admin(access_of(request).name) as admin:
+    async with once(request, key, access_of(request).name) as call:
+        admin = gateway_of(request).admin_on(call.connection)
         await _visible(request, admin, name, "operate")
+        if call.earlier is not None:
+            return call.earlier
         made = await admin.schedules.run_now(name)
-    return Json({"id": made, "created": True, "changed": False}, 201)
+        return await call.answered({"id": made, "created": True, "changed": False})
 
 
 async def _find(admin: Admin, name: str) -> ListedSchedule | None:
