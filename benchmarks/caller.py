@@ -1,8 +1,8 @@
 """Callers of an HTTP server, as fast as they can: python -m benchmarks.caller WHAT URL CLIENTS SECONDS [TOKEN]
 
-empty: GET /. single: claim one job, complete it. batched: claim a hundred, settle them in one call. proxied-single and
-proxied-batched: the same by the routes of pg-boss' proxy. Prints requests, jobs and seconds. A process of its own with
-a client that does little, so that the server is what is measured.
+empty: GET /. enqueueing: create a job. single: claim one job, complete it. batched: claim a hundred, settle them in
+one call. proxied-single and proxied-batched: the same by the routes of pg-boss' proxy. Prints requests, jobs and
+seconds. A process of its own with a client that does little, so that the server is what is measured.
 """
 
 from __future__ import annotations
@@ -73,6 +73,16 @@ async def single(url: str, until: float, counts: Counts, token: str) -> None:
             await connection.call("POST", f"/v1/assignments/{each['assignment']}/complete", b"{}")
             counts.requests += 1
             counts.jobs += 1
+
+
+async def enqueueing(url: str, until: float, counts: Counts, token: str) -> None:
+    """One job to create at a time."""
+    connection = await Connection(url, token).open()
+    body = json.dumps({"queue": "new", "payload": {"number": 1000000, "text": "x" * 70}}).encode()
+    while time.monotonic() < until:
+        await connection.call("POST", "/v1/jobs", body)
+        counts.requests += 1
+        counts.jobs += 1
 
 
 async def batched(url: str, until: float, counts: Counts, token: str) -> None:
@@ -161,7 +171,7 @@ async def main(what: str, url: str, clients: int, seconds: float, token: str) ->
         await idle(url, clients, seconds, token)
         return
     counts, began = Counts(), time.monotonic()
-    calls = {"empty": empty, "single": single, "batched": batched}
+    calls = {"empty": empty, "enqueueing": enqueueing, "single": single, "batched": batched}
     calls |= {"proxied-single": proxied, "proxied-batched": partial(proxied, most=BATCH)}
     call = calls[what]
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""Transactions on connections of a pool, for handlers and for requests: each is committed, or rolled back, as one.
+"""Transactions on connections of a pool, each committed, or rolled back, as one.
 
 asyncpg's errors in between pass through; the answer to a COMMIT that is lost is an `OutcomeUnknown`.
 """
@@ -7,35 +7,36 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
 import asyncpg
 
 from pgworkd.database import session
-from pgworkd.database.connection import PROBE_TIMEOUT_S, Connection, ConnectionOptions, connect
+from pgworkd.database.connection import PROBE_TIMEOUT_S, ConnectionOptions, connect
 from pgworkd.database.driver_errors import BROKEN, is_answer, translate, unanswered
 from pgworkd.database.session import Session
-from pgworkd.errors import DatabaseBusy, DatabaseUnavailable
 
 CUT_AFTER_S = 0.5
 """A stopped transaction waits this long for a connection that may be dead, then closes it: that also rolls back,
 and the handler must have ended before the lease expires."""
 
 
-def _terminate(connection: Any) -> None:
+PROVEN_S = 1.0
+"""A connection that answered within this time is taken to answer still: what may be done once is sent on it at once."""
+
+
+def terminate(connection: Any) -> None:
+    """Closes a connection at once."""
     with contextlib.suppress(*BROKEN):  # it is closed already
         connection.terminate()
 
 
-def _is_closed(connection: Any) -> bool:
-    try:
-        return bool(connection.is_closed())
-    except asyncpg.InterfaceError:  # the pool has taken it back, as the server has ended the session
-        return True
+async def _prove(connection: Any) -> None:
+    """Finds out whether the connection answers, unless it has just done so."""
+    if time.monotonic() - connection.used_at_s > PROVEN_S:
+        await connection.execute("SELECT 1")
 
 
 class _AgedConnection(Session):
@@ -44,6 +45,8 @@ class _AgedConnection(Session):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.made_at_s = time.monotonic()
+        self.used_at_s = self.made_at_s
+        """When it last answered."""
         self.has_codecs = False
         """True if a borrower has set codecs of its own, which no reset undoes."""
         self._is_as_new = False
@@ -58,7 +61,7 @@ class _AgedConnection(Session):
 
     def leave_as_new(self) -> None:
         """Notes that what was done on the connection since the last release has left no trace in its session."""
-        self._is_as_new = True
+        self._is_as_new, self.used_at_s = True, time.monotonic()
 
     def get_reset_query(self) -> str:
         is_as_new, self._is_as_new = self._is_as_new, False
@@ -136,6 +139,30 @@ class TransactionPool:
             await self._release(connection)
             return found
 
+    async def call(
+        self,
+        use: Callable[[Any], Awaitable[Any]],
+        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> Any:
+        """Makes one call that is a transaction of its own, and leaves the session as it was. Waits as `begin`.
+
+        Raises `OutcomeUnknown` where its answer is lost; the server's own errors pass through.
+        """
+        async with self._turn(waiting):
+            connection, _ = await self._answering(_prove)
+            try:
+                with anyio.fail_after(self._command_timeout_s):
+                    found = await use(connection)
+                connection.leave_as_new()
+                return found
+            except BROKEN as error:
+                if not is_answer(error):
+                    terminate(connection)
+                    raise unanswered(error) from error
+                raise
+            finally:
+                await self._release(connection)
+
     @contextlib.asynccontextmanager
     async def _turn(self, waiting: Callable[[], contextlib.AbstractContextManager[None]]) -> AsyncIterator[None]:
         try:
@@ -165,7 +192,7 @@ class TransactionPool:
                         raise
                     raise unanswered(error) from error
             if limit.cancelled_caught:
-                _terminate(connection)
+                terminate(connection)
                 raise unanswered(TimeoutError())
         finally:
             await self._release(connection)
@@ -197,7 +224,7 @@ class TransactionPool:
                 self._suspect_s = time.monotonic()
             finally:
                 if not answered:
-                    _terminate(connection)
+                    terminate(connection)
                     await self._release(connection)
         raise problem
 
@@ -209,19 +236,19 @@ class TransactionPool:
                 raise translate(error) from error
             if connection.made_at_s >= self._suspect_s:
                 return connection
-            _terminate(connection)  # forcibly: the pool's own way to expire connections waits for a graceful close
+            terminate(connection)  # forcibly: the pool's own way to expire connections waits for a graceful close
 
     async def _roll_back(self, connection: Any, transaction: Any) -> None:
         with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
             await transaction.rollback()  # the error that led here is the one to raise
         if limit.cancelled_caught:
-            _terminate(connection)
+            terminate(connection)
 
     async def _release(self, connection: Any) -> None:
         # The transaction has ended: a connection that cannot be reused does not concern the handler. The pool drops one
         # that its reset query finds spoilt.
         if getattr(connection, "has_codecs", False):
-            _terminate(connection)
+            terminate(connection)
         with anyio.CancelScope(shield=True), contextlib.suppress(*BROKEN):
             if self._pool is not None:
                 await self._pool.release(connection, timeout=CUT_AFTER_S)
@@ -243,7 +270,7 @@ class TransactionPool:
         try:
             await session.keep_as_lent(connection)
         except BaseException:
-            _terminate(connection)
+            terminate(connection)
             raise
         return connection
 
@@ -252,96 +279,3 @@ class TransactionPool:
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
-
-
-_ACTOR = "SELECT set_config('pgworkd.by', $1, false)"
-
-
-class RequestPool:
-    """Connections for requests from outside: each request has one for as long as it needs it. Raises PgworkdError.
-
-    A request that finds none free waits for `connect_timeout_s` at most.
-    """
-
-    def __init__(
-        self,
-        options: ConnectionOptions,
-        connections_max: int,
-        turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        """`turn`: entered before a connection is asked for, and left when it is given back."""
-        self._options, self._turn = options, turn
-        self._pool = TransactionPool(
-            options, connections_max, name="http", settings={}, command_timeout_s=options.command_timeout_s
-        )
-
-    @contextlib.asynccontextmanager
-    async def transaction(self, by: str = "") -> AsyncIterator[Any]:
-        """A connection of the driver in a transaction, which is committed at the end of the block.
-
-        Until then nothing is done; `OutcomeUnknown` is raised where the answer to the COMMIT was lost. `by`: the actor
-        that the audit records.
-        """
-        try:
-            async with self._turn(), self._pool.begin(waiting=self._waiting) as connection:
-                if by:
-                    await connection.execute(_ACTOR, by)  # undone at the release
-                yield connection
-        except BROKEN as error:
-            raise translate(error) from error
-
-    def lent(self, connection: Any) -> Connection:
-        """The connection of a transaction, as a `Connection`, for calls that take one."""
-        return _Lent(self._options, connection)
-
-    @contextlib.asynccontextmanager
-    async def session(self, by: str = "") -> AsyncIterator[Connection]:
-        """A connection on which each statement is a transaction of its own; `by`: the actor that the audit records."""
-        lent = self._pool.lend(lambda connection: connection.execute(_ACTOR, by), self._waiting)
-        async with self._turn(), lent as connection:
-            yield _Lent(self._options, connection)
-
-    def lookups(self) -> Connection:
-        """A connection for quick reads, each a transaction of its own on whichever connection is free."""
-        return _Lookups(self._options, partial(self._pool.look_up, waiting=self._waiting))
-
-    async def close(self) -> None:
-        """Closes all connections forcibly."""
-        await self._pool.close()
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        try:
-            with anyio.fail_after(self._options.connect_timeout_s):
-                yield
-        except TimeoutError:
-            raise DatabaseBusy("all connections to the database are in use", sqlstate="53300") from None
-
-
-class _Lent(Connection):
-    """A connection of a pool; once it is broken, it stays so."""
-
-    def __init__(self, options: ConnectionOptions, connection: Any) -> None:
-        super().__init__(options, "")
-        self._connection = connection
-
-    async def _ready(self) -> Any:
-        if self._connection is None or _is_closed(self._connection):
-            raise DatabaseUnavailable("the connection to the database was lost")
-        return self._connection
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            _terminate(connection)
-
-
-class _Lookups(Connection):
-    """Quick reads on connections of a pool."""
-
-    def __init__(self, options: ConnectionOptions, look_up: Callable[[Callable[[Any], Any]], Awaitable[Any]]) -> None:
-        super().__init__(options, "")
-        self._look_up = look_up
-
-    async def _call(self, use: Callable[[Any], Any], deadline_s: float | None = None) -> Any:
-        return await self._look_up(use)

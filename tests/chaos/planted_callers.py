@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 _SHARES, _BOUNDS, _CALLER = "tests/http/test_shares.py", "tests/http/test_bounds.py", "tests/http/test_caller.py"
-_ONCE = "tests/http/test_once.py"
+_ONCE, _ENQUEUES = "tests/http/test_once.py", "tests/http/test_enqueues.py"
 _API = "gateway/api"
 
 BUGS = (
@@ -144,6 +144,41 @@ BUGS = (
         "          AND b.dedupe_key = p_dedupe_key AND b.queue = p_queue\n",
         "          AND b.dedupe_key = p_dedupe_key\n",
         tests=_SHARES,
+    ),
+    python(
+        "a job that waits for a key holds up those of others",
+        f"{_API}/request/enqueues",
+        '_WAIT = frozenset({"dedupe_key", "serialize_key", "after", "on_duplicate"})',
+        '_WAIT = frozenset({"after", "on_duplicate"})',
+        tests=_ENQUEUES,
+    ),
+    python(
+        "one job that is refused fails those of others",
+        f"{_API}/request/enqueues",
+        "            if len(taken) == 1:",
+        "            if True:",
+        tests=_ENQUEUES,
+    ),
+    python(
+        "a caller gets the id of another's job",
+        f"{_API}/request/enqueues",
+        "zip(taken, ids, strict=True)",
+        "zip(taken, reversed(ids), strict=True)",
+        tests=_ENQUEUES,
+    ),
+    python(
+        "what waits at a stop is never answered",
+        f"{_API}/request/enqueues",
+        '            _fail(self._waiting, DatabaseUnavailable("the gateway stops"))\n',
+        "",
+        tests=_ENQUEUES,
+    ),
+    python(
+        "a lost answer of a single statement says that nothing was done",
+        "database/transactions",
+        "                    raise unanswered(error) from error\n                raise\n",
+        "                    raise\n                raise\n",
+        tests=_ENQUEUES,
     ),
     sql(
         "a call with a key is done again",

@@ -175,8 +175,8 @@ BUGS = (
     ),
     python(
         "a broken connection of a request is dropped twice",
-        "database/transactions",
-        "        if connection is not None:\n            _terminate(connection)\n",
+        "database/requests",
+        "        if connection is not None:\n            terminate(connection)\n",
         "        if connection is not None:\n            connection.terminate()\n",
         tests="tests/chaos/test_wire.py::test_an_operation_survives_a_cut_before_any_message[SetQueue]",
     ),

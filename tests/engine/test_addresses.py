@@ -20,8 +20,9 @@ from pgworkd.core import events, race
 from pgworkd.database import addresses, connection
 from pgworkd.database.connection import Connection, ConnectionOptions, Listener
 from pgworkd.database.heartbeat_store import HeartbeatStore
+from pgworkd.database.requests import RequestPool
 from pgworkd.database.store import Store
-from pgworkd.database.transactions import RequestPool, TransactionPool
+from pgworkd.database.transactions import TransactionPool
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError
 from tests.kits.addresses import WRONG, Wrong, name_resolves, silent
 from tests.kits.daemon import insert, running, until, waits_for_status

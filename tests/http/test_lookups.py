@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.transactions import RequestPool
+from pgworkd.database.requests import RequestPool
 from pgworkd.errors import SchemaError
 
 Db: TypeAlias = "asyncpg.Connection[Any]"

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from pgworkd.admin.tokens import Known, TokenOperations
 from pgworkd.core.access import SCOPES, Access, TokenText
-from pgworkd.database.transactions import RequestPool
+from pgworkd.database.requests import RequestPool
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.process.redaction import redact

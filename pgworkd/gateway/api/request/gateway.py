@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import anyio
 from anyio.abc import TaskGroup
@@ -16,17 +17,19 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from pgworkd.admin.admin import Admin
+from pgworkd.client import NewJob
 from pgworkd.client.results import Results
 from pgworkd.core.access import Access
 from pgworkd.core.events import Events
 from pgworkd.database.connection import ConnectionOptions
-from pgworkd.database.transactions import RequestPool
+from pgworkd.database.requests import RequestPool
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
 from pgworkd.gateway.api.request.caller import CALLER, IS_CLOSING, ON_CLOSING
+from pgworkd.gateway.api.request.enqueues import Enqueues
 from pgworkd.gateway.api.request.live_lists import LiveList
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.shares import Shares, Turns
@@ -84,6 +87,7 @@ class Gateway:
         self.options = options
         turns = Turns(options.connections_max, options.database.connect_timeout_s)
         self.database = RequestPool(options.database, options.connections_max, lambda: turns.turn(CALLER.get()))
+        self._enqueues = Enqueues(self.database)
         self._lookups = RequestPool(options.database, 1)
         self._authorize = authorize or Tokens(self._lookups)
         self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
@@ -160,6 +164,12 @@ class Gateway:
         if not (await authorized(self._authorize, request)).covers(request.state.access):
             raise Problem("forbidden", "what you may do has changed meanwhile: send the request again")
 
+    async def create(self, job: NewJob) -> UUID:
+        """Creates a job that `may_share` a statement with others; its id. Raises PgworkdError."""
+        if self._readers is None:
+            raise _not_running()
+        return await self._enqueues.add(job, self._readers)
+
     @contextlib.asynccontextmanager
     async def admin(self, by: str = "") -> AsyncIterator[Admin]:
         """The operators' verbs, each a transaction of its own; `by`: who, for the audit."""
@@ -180,7 +190,7 @@ class Gateway:
     def results(self) -> Results:
         """The connection that waits for the ends of jobs."""
         if self._results is None:
-            raise RuntimeError("the gateway is not running: enter gateway.running() in your application's lifespan")
+            raise _not_running()
         return self._results
 
     async def metrics(self) -> tuple[Samples, list[Check]]:
@@ -300,6 +310,10 @@ class _Waits:
                     self.refused = error
                     self.scope.cancel()
                 # else of the database: then nothing is given to anybody
+
+
+def _not_running() -> RuntimeError:
+    return RuntimeError("the gateway is not running: enter gateway.running() in your application's lifespan")
 
 
 def _first(error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from pgworkd.admin.queries import JobDetails
-from pgworkd.client import enqueue, enqueue_once
+from pgworkd.client import Enqueued, enqueue, enqueue_once
 from pgworkd.core.access import Access
 from pgworkd.core.job import ENDED
 from pgworkd.core.json_text import JsonText
@@ -28,8 +28,9 @@ from pgworkd.gateway.api.models.jobs import (
 )
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
+from pgworkd.gateway.api.request.enqueues import may_share
 from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
-from pgworkd.gateway.api.request.once import IdempotencyKey, OneCall, once
+from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
 from pgworkd.gateway.api.routes.visible import PathId, may_wait_for, needed_any, visible
@@ -52,17 +53,26 @@ async def create_job(request: Request, job: JobIn, key: IdempotencyKey = None) -
     """Create a job."""
     need(request, "enqueue", job.queue)
     options: Any = job.options()
+
+    async def made(connection: Any) -> Enqueued:
+        if job.on_duplicate is None:
+            return Enqueued(await enqueue(connection, job.queue, job.payload, **options), created=True, changed=False)
+        found: Enqueued = await enqueue(connection, job.queue, job.payload, on_duplicate=job.on_duplicate, **options)
+        return found
+
+    gateway = gateway_of(request)
+    if key is None and not job.after:  # it is one statement, perhaps of many callers
+        if may_share(job.model_fields_set):
+            answer = Enqueued(await gateway.create(job.job()), created=True, changed=False)
+        else:
+            answer = await gateway.database.call(made)
+        return Json(answer._asdict(), 201 if answer.created else 200, {"Location": _place(request, answer.id)})
     async with once(request, key) as call:
         if call.earlier is not None:
             return call.earlier
         await may_wait_for(request, call.connection, job.after)
-        if job.on_duplicate is None:
-            job_id, created, changed = await enqueue(call.connection, job.queue, job.payload, **options), True, False
-        else:
-            duplicate = job.on_duplicate
-            found = await enqueue(call.connection, job.queue, job.payload, on_duplicate=duplicate, **options)
-            job_id, created, changed = found
-        return await _made(request, call, job_id, created=created, changed=changed)
+        answer = await made(call.connection)
+        return await call.answered(answer._asdict(), 201 if answer.created else 200, _place(request, answer.id))
 
 
 @router.put(
@@ -196,13 +206,11 @@ async def replay_job(request: Request, job_id: PathId, key: IdempotencyKey = Non
             serialize_key=from_.serialize_key,
             limit_key=from_.limit_key,
         )
-        return await _made(request, call, made, created=True, changed=False)
+        return await call.answered({"id": made, "created": True, "changed": False}, 201, _place(request, made))
 
 
-async def _made(request: Request, call: OneCall, job_id: UUID, *, created: bool, changed: bool) -> Response:
-    location = f"{request.scope.get('root_path', '')}/v1/jobs/{job_id}"
-    answer = {"id": job_id, "created": created, "changed": changed}
-    return await call.answered(answer, 201 if created else 200, location)
+def _place(request: Request, job_id: UUID) -> str:
+    return f"{request.scope.get('root_path', '')}/v1/jobs/{job_id}"
 
 
 async def _ends(request: Request, gateway: Gateway, job: JobDetails, wait_s: float) -> bool:
