@@ -28,6 +28,7 @@ from pgworkd.errors import (
 )
 from pgworkd.process import forks
 from pgworkd.process.redaction import hide_secret, redact
+from pgworkd.remote import environment
 
 LEASE_S_MIN = 10.0
 """The shortest lease that a gateway accepts, in seconds."""
@@ -117,7 +118,7 @@ class GatewayClient:
         if self._client is None:
             limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=20)
             headers = {"Authorization": f"Bearer {self._options.token}"}
-            self._client = httpx.AsyncClient(headers=headers, timeout=self._limit_s, limits=limits)
+            self._client = environment.client(self._options.url, headers=headers, timeout=self._limit_s, limits=limits)
         return self._client
 
 

@@ -28,6 +28,13 @@ BUGS = (
         tests=_WORKERS,
     ),
     python(
+        "an assignment of a worker that has gone is taken unseen",
+        "gateway/workers/workers",
+        '            raise LeaseLost(f"worker {found.worker_id} is presumed dead, or has signed off")\n',
+        "            return found\n",
+        tests=_WORKERS,
+    ),
+    python(
         "any secret will do",
         "gateway/workers/workers",
         " or not hmac.compare_digest(worker.id.token.hex.encode(), secret.encode()):",
@@ -308,5 +315,12 @@ BUGS = (
         "        return super().may_claim and not self.quiet",
         "        return super().may_claim",
         tests=_DAEMON,
+    ),
+    python(
+        "a proxy is asked for a gateway of an excepted network",
+        "remote/environment",
+        "        return any(address in network for",
+        "        return any(address is network for",
+        tests="tests/http/test_remote_proxies.py",
     ),
 )

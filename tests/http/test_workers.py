@@ -197,6 +197,20 @@ async def test_signing_off_gives_back_what_it_has(dsn: str, db: Db) -> None:
         assert await status(db, often) == "pending"
 
 
+async def test_what_became_of_a_job_is_not_told_once_its_worker_has_gone(dsn: str, db: Db) -> None:
+    """Then no seal can be checked: whoever knows id, attempt and worker could ask."""
+    await insert(db)
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        (got,) = await worker.claim()
+        assert (await worker.settle(got))["status"] == "completed"
+        assert (await worker.settle(got))["repeated"]
+        await worker.sign_off()
+        for text in (got["assignment"], got["assignment"][:-4] + "AAAA"):
+            said = await call.problem("POST", f"/v1/assignments/{text}/complete", {})
+            assert said[:2] == (409, "stale-assignment")
+
+
 async def test_signing_off_makes_nothing_dead_that_the_worker_never_knew_of(dsn: str, db: Db) -> None:
     known, unknown = [(await insert(db, max_attempts=1))[0] for _ in range(2)]
     async with calling(dsn, workers=True) as call:

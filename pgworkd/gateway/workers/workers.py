@@ -10,7 +10,7 @@ import contextlib
 import hmac
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import anyio
 
@@ -231,8 +231,8 @@ class RemoteWorkers:
         else:
             worker = await self._get(found.worker_id)
             key = None if worker is None else worker.id.token
-        if key is None:  # its worker has gone: only what has become of it can be said
-            return found._replace(token=uuid4())
+        if key is None:  # nor can it be said that this is one of its assignments
+            raise LeaseLost(f"worker {found.worker_id} is presumed dead, or has signed off")
         fence = found._replace(token=key)
         if not is_sealed(text, fence):
             raise LeaseLost("this assignment was not made for a worker that is registered now")
