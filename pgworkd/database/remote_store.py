@@ -248,12 +248,12 @@ class RemoteStore(SettleStore):
             order.careful,
             [each.claim_id for each in waiters],
         )
-        jobs = [row for row in rows if row[1] is not None]
-        more = [row for row in rows if row[0] is None]
-        claims = Claims.read([row[1:] for row in jobs + more])
-        return ClaimsForWorkers(
-            claims, [row[0] for row in jobs], [r[0] for r in rows if r[1] is None and r[0] is not None]
+        by_job = {row[1]: row[0] for row in rows if row[1] is not None}
+        claims = Claims.read(
+            [row[1:] for row in rows if row[1] is not None] + [row[1:] for row in rows if row[0] is None]
         )
+        lost = [row[0] for row in rows if row[1] is None and row[0] is not None]
+        return ClaimsForWorkers(claims, [by_job[each.id] for each in claims], lost)
 
     async def extend(
         self, held: Sequence[Fence], leases_s: Sequence[float | None]
