@@ -180,6 +180,20 @@ BUGS = (
         "                    raise\n                raise\n",
         tests=_ENQUEUES,
     ),
+    python(
+        "a large body holds up all others",
+        f"{_API}/request/bodies",
+        '    if len(getattr(request, "_body", b"")) < LARGE_BYTES:',
+        "    if True:",
+        tests="tests/http/test_bulk.py",
+    ),
+    python(
+        "a workflow may have any number of dependencies",
+        f"{_API}/routes/bulk",
+        " > EDGES_MAX:",
+        " > 10**9:",
+        tests="tests/http/test_bulk.py",
+    ),
     sql(
         "a call with a key is done again",
         "        is_new := FOUND;\n",

@@ -35,6 +35,13 @@ BUGS = (
         tests=_WORKERS,
     ),
     python(
+        "workers get each other's jobs where a call claims twice",
+        "database/remote_store",
+        "[by_job[each.id] for each in claims]",
+        "list(by_job.values())",
+        tests="tests/http/test_worker_suspects.py",
+    ),
+    python(
         "any secret will do",
         "gateway/workers/workers",
         " or not hmac.compare_digest(worker.id.token.hex.encode(), secret.encode()):",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -133,3 +136,38 @@ async def test_a_workflow_by_names(dsn: str, db: Db) -> None:
         unknown = [{"name": "a", "queue": "q", "after": ["nope"]}]
         code, _, found = await call.problem("POST", "/v1/workflows", {"jobs": unknown})
         assert (code, "nope" in found["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/jobs/bulk", b'{"jobs": [' + b",".join([b"{}"] * 2_000_000) + b"]}", 422),
+        ("/v1/jobs", b'{"queue": "q", "payload": {"a": [' + b",".join([b"{}"] * 250_000) + b"]}}", 201),
+        ("/v1/batches", b'{"name": "b", "payloads": [' + b",".join([b'{"a": {}}'] * 10_000) + b"]}", 201),
+    ],
+    ids=["bulk", "job", "batch"],
+)
+async def test_others_are_answered_while_a_large_body_is_read(dsn: str, path: str, body: bytes, status: int) -> None:
+    async with calling(dsn) as call:
+        answered_at = [time.monotonic()]
+        async with asyncio.TaskGroup() as tasks:
+            headers = {"Content-Type": "application/json"}
+            reading = tasks.create_task(call("POST", path, content=body, headers=headers))
+            while not reading.done():
+                assert (await call("GET", "/healthz")).status_code == 200
+                answered_at.append(time.monotonic())
+                await asyncio.sleep(0.001)  # nothing of this call waits: the loop would see no other
+        answered_at.append(time.monotonic())
+        assert reading.result().status_code == status
+        longest_s = max(after - before for before, after in pairwise(answered_at))
+        assert longest_s < (answered_at[-1] - answered_at[0]) / 2, "not one wait for all of it"
+
+
+async def test_a_workflow_has_a_bound_of_its_dependencies(dsn: str) -> None:
+    steps: list[dict[str, Any]] = [{"name": f"s{n}", "queue": "q"} for n in range(1_000)]
+    names = [step["name"] for step in steps]
+    late = [{"name": f"late {n}", "queue": "q", "after": names} for n in range(101)]
+    async with calling(dsn) as call:
+        found = await call.problem("POST", "/v1/workflows", {"jobs": [*steps, *late]})
+        assert (*found[:2], found[2]["errors"][0]["pointer"]) == (422, "invalid", "/jobs")
+        assert "101,000 others in all, 100,000 are allowed" in found[2]["errors"][0]["detail"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -18,6 +20,19 @@ BODY_BYTES_MAX = 2 * 1024 * 1024
 BULK_BYTES_MAX = 16 * 1024 * 1024
 CLOSE = {"Connection": "close"}
 """Headers of an answer after which the connection is closed: what is left of a refused body is not read."""
+
+
+LARGE_BYTES = 128 * 1024
+"""A body of this size is read in a thread: it would hold up all others for as long as that takes."""
+_LARGE = anyio.CapacityLimiter(2)
+T = TypeVar("T")
+
+
+async def apart(call: Callable[[], T], request: Request) -> T:
+    """The result of a call that goes through a request's body; from a thread if that is large."""
+    if len(getattr(request, "_body", b"")) < LARGE_BYTES:
+        return call()
+    return await anyio.to_thread.run_sync(call, limiter=_LARGE)
 
 
 async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:

@@ -18,7 +18,7 @@ from starlette.datastructures import QueryParams
 from pgworkd.core.access import Access
 from pgworkd.core.validation import closest
 from pgworkd.gateway.api.request.access import CHECKED_S
-from pgworkd.gateway.api.request.bodies import BulkRequest, JsonRequest, parse
+from pgworkd.gateway.api.request.bodies import BulkRequest, JsonRequest, apart, parse
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 
@@ -91,8 +91,7 @@ class _Arguments:
             if self._strict:
                 _check_query(query, self._queries, self._lists)
         if self._body is not None:
-            body = await request.body()
-            _add(found, errors, self._body, ("body",), _value(request, body) if body else ..., given=bool(body))
+            await self._read(request, await request.body(), found, errors)
         for field in self._path:
             _add(found, errors, field, ("path", field.alias), request.path_params[field.alias], given=True)
         for field in self._query:
@@ -104,6 +103,12 @@ class _Arguments:
         if errors:
             raise RequestValidationError(errors)
         return found
+
+    async def _read(self, request: JsonRequest, body: bytes, found: dict[str, Any], errors: list[Any]) -> None:
+        def read() -> None:
+            _add(found, errors, self._body, ("body",), _value(request, body) if body else ..., given=bool(body))
+
+        await apart(read, request)
 
 
 def _add(found: dict[str, Any], errors: list[Any], field: Any, at: tuple[str, ...], value: Any, *, given: bool) -> None:

@@ -15,10 +15,10 @@ from pgworkd.client import NewJob, Workflow, enqueue_many
 from pgworkd.client.new_job import row
 from pgworkd.core.validation import counted
 from pgworkd.errors import InvalidPayload, UsageError
-from pgworkd.gateway.api.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, WorkflowIn
+from pgworkd.gateway.api.models.jobs import Counted, DependentJob, Ids, JobsIn, Names, Step, WorkflowIn
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, documented
-from pgworkd.gateway.api.request.bodies import BODY_S, CLOSE, parse
+from pgworkd.gateway.api.request.bodies import BODY_S, CLOSE, apart, parse
 from pgworkd.gateway.api.request.failures import clearer
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
@@ -40,16 +40,16 @@ LINES_STEP = 2_000
 """Jobs inserted at a time: further lines are read when these are stored."""
 STEP_BYTES = 8 * 1024 * 1024
 ERRORS_MAX = 100
+EDGES_MAX = 100_000
+"""Dependencies of one workflow."""
 
 
 @router.post("/jobs/bulk", status_code=201, response_model=Ids, responses=_DOCUMENTED)
 async def create_jobs(request: Request, body: JobsIn, key: IdempotencyKey = None) -> Response:
     """Create up to 10,000 jobs, all or none. A fault names each bad one by pointer."""
-    jobs = [each.job() for each in body.jobs]
-    for queue in {job.queue for job in jobs}:
+    for queue in {job.queue for job in body.jobs}:
         need(request, "enqueue", queue)
-    if faults := list(_faults(jobs)):
-        raise Problem("invalid", f"invalid: {len(faults)} of {counted(len(jobs), 'job')}", errors=faults[:ERRORS_MAX])
+    jobs = await apart(lambda: _checked([each.job() for each in body.jobs]), request)
     async with once(request, key) as call:
         if call.earlier is not None:
             return call.earlier
@@ -60,12 +60,15 @@ async def create_jobs(request: Request, body: JobsIn, key: IdempotencyKey = None
 @router.post("/workflows", status_code=201, response_model=Names, responses=_DOCUMENTED)
 async def create_workflow(request: Request, body: WorkflowIn, key: IdempotencyKey = None) -> Response:
     """Create jobs that depend on each other, by name; `after` may also name existing jobs, by id."""
-    flow = Workflow()
+    if (edges := sum(len(step.after) for step in body.jobs)) > EDGES_MAX:
+        said = (
+            f"they wait for {edges:,} others in all, {EDGES_MAX:,} are allowed: let one wait for many, and many for it"
+        )
+        raise Problem("invalid", errors=[{"pointer": "/jobs", "detail": said}])
+    for queue in {step.queue for step in body.jobs}:
+        need(request, "enqueue", queue)
     names = {step.name for step in body.jobs}
-    for step in body.jobs:
-        need(request, "enqueue", step.queue)
-        options: Any = step.options() | {"after": [each if each in names else _id(each) for each in step.after]}
-        flow.add(step.name, step.queue, step.payload, **options)
+    flow = await apart(lambda: _flow(body.jobs, names), request)
     async with once(request, key) as call:
         if call.earlier is not None:
             return call.earlier
@@ -166,6 +169,13 @@ async def _lines(request: Request) -> AsyncIterator[bytes]:
         yield rest
 
 
+def _checked(jobs: list[NewJob]) -> list[NewJob]:
+    """The jobs. Raises Problem if any of them cannot be created."""
+    if faults := list(_faults(jobs)):
+        raise Problem("invalid", f"invalid: {len(faults)} of {counted(len(jobs), 'job')}", errors=faults[:ERRORS_MAX])
+    return jobs
+
+
 def _faults(jobs: list[NewJob]) -> Iterator[dict[str, str]]:
     for index, job in enumerate(jobs):
         try:
@@ -178,6 +188,14 @@ def _fault(error: UsageError, at: str) -> dict[str, str]:
     if isinstance(error, InvalidPayload):
         return {"pointer": at + pointer(error.path), "detail": error.reason}
     return {"pointer": at, "detail": str(error)}
+
+
+def _flow(steps: list[Step], names: set[str]) -> Workflow:
+    flow = Workflow()
+    for step in steps:
+        options: Any = step.options() | {"after": [each if each in names else _id(each) for each in step.after]}
+        flow.add(step.name, step.queue, step.payload, **options)
+    return flow
 
 
 def _id(text: str) -> str | UUID:
