@@ -1,7 +1,7 @@
 """Connections to receivers, each for one request at a time, and those that are kept, by where they lead.
 
-HTTP is h11's, which reads what arrives when it arrives. A byte that comes when no answer is due ends its connection: so
-no byte of one answer is taken for the beginning of another.
+HTTP is h11's, which reads what arrives when it arrives. A byte that comes when no answer is due ends its connection. A
+second answer to one request that comes once the next request was sent cannot be told from the answer to that one.
 """
 
 from __future__ import annotations

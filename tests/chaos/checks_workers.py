@@ -16,6 +16,7 @@ from tests.chaos.verdict import check, kept_away_s, situation
 TAKEN_BACK_S_MAX = TIMES["lease_s"] + RESCUE_S + TIMES["poll_s"] + 2.0
 RESUMED_S_MAX = 5.0
 PROBED_S_MAX = 5.0
+UNKNOWN_S_MAX = 15.0
 WAITED_S_MAX = TIMES["poll_s"] + 1.0
 KILLED_AT_LEASE_END = (-signal.SIGKILL, EXIT_CODE)
 """Exit codes of a daemon that its kill timer has ended: it was frozen, or had no CPU."""
@@ -65,14 +66,27 @@ def waits(evidence: Evidence) -> Iterable[str | None]:
 @check
 def probed(evidence: Evidence) -> Iterable[str | None]:
     """A job that is due begins after no more than 5 s without a fault."""
-    faults = [(fault.at_s, over.at_s) for fault, over in pairwise(evidence.of("fault", "fault_over"))][::2]
     for note in evidence.of("probed"):
         for due, taken in pairwise(evidence.by_job[note.facts["job"]]):
             if due.became == "pending":
-                due_s = due.at_s + max(0.0, due.due_in_s)
-                waited_s = taken.at_s - due_s
-                waited_s -= sum(max(0.0, min(end_s, taken.at_s) - max(begin_s, due_s)) for begin_s, end_s in faults)
+                waited_s = _calm_s(evidence, due.at_s + max(0.0, due.due_in_s), taken.at_s)
                 yield None if waited_s <= PROBED_S_MAX else f"{note.facts}: {waited_s:.1f} s, attempt {taken.attempts}"
+
+
+@check
+def unknown(evidence: Evidence) -> Iterable[str | None]:
+    """An attempt of a probe that never began goes back after no more than 15 s without a fault."""
+    for note in evidence.of("probed"):
+        for claimed, back in pairwise(evidence.by_job[note.facts["job"]]):
+            if claimed.became == "running" and (claimed.job, claimed.attempts) not in evidence.run_of:
+                kept_s = _calm_s(evidence, claimed.at_s, back.at_s)
+                yield None if kept_s <= UNKNOWN_S_MAX else f"{note.facts}: {claimed.worker} had it for {kept_s:.1f} s"
+
+
+def _calm_s(evidence: Evidence, since_s: float, until_s: float) -> float:
+    """How much of that time was without a fault."""
+    faults = [(fault.at_s, over.at_s) for fault, over in pairwise(evidence.of("fault", "fault_over"))][::2]
+    return until_s - since_s - sum(max(0.0, min(end_s, until_s) - max(at_s, since_s)) for at_s, end_s in faults)
 
 
 @check

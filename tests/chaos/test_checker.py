@@ -163,10 +163,12 @@ def occurring(second: str) -> Evidence:
     return with_jobs([row(job="t1", token=None)], ticks)
 
 
-def probe_taken(at_s: float) -> Evidence:
+def probe_taken(at_s: float, back_s: float | None = None) -> Evidence:
     notes = [note(3, "driver", "fault", name="kill"), note(7, "driver", "fault_over", name="kill")]
     notes.append(note(at_s, "driver", "probed", fault="kill", job="p", after_s=at_s - 7))
     steps = [change(20, None, "pending", 0, job="p", at_s=5), change(21, "pending", "running", 1, job="p", at_s=at_s)]
+    if back_s is not None:
+        steps.append(change(22, "running", "pending", 1, job="p", at_s=back_s))
     good = clean()
     return replace(good, notes=[*good.notes, *notes], changes=[*good.changes, *steps])
 
@@ -196,6 +198,7 @@ BREACHES: dict[str, Callable[[], Evidence]] = {
     "resumed": lambda: with_notes(note(9, "driver", "resumed", fault="postgres_down", after_s=6.0)),
     "waits": lambda: with_notes(note(9, "driver", "looked", waited_s=1.6)),
     "probed": lambda: probe_taken(14.2),
+    "unknown": lambda: probe_taken(6, back_s=22.5),
     "ends": lambda: with_notes(note(9, "driver", "exit", name="d2", code=-9, expected=None)),
     "gateways": lambda: with_notes(note(9, "driver", "gateway_exit", name="g1", code=-9, expected=None)),
     "steady": lambda: with_notes(*BEATS[:25], *(n._replace(facts={**n.facts, "files": 60}) for n in BEATS[25:])),
@@ -222,6 +225,7 @@ SOUND: dict[str, Callable[[], Evidence]] = {
     "a run that was cut short and may not be repeated": lambda: cut_short("charge"),
     "a failure": lambda: failed("RuntimeError"),
     "a probe that waits while a fault lasts": lambda: probe_taken(11.8),
+    "a probe whose claim was not answered, which goes back": lambda: probe_taken(6, back_s=21.5),
     "a flow": lambda: flow(5),
     "a tree": tree,
     "a full queue": lambda: limited(3),
