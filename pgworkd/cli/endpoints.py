@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,6 +63,7 @@ SecretsDir = Annotated[
     str | None, typer.Option("--secrets-dir", metavar="DIR", help="Directory of secrets, one file each, mode 0600.")
 ]
 
+_GIVEN = ("url", "mode", "allow_private", "strict_results", "timeout_s", "callback_timeout_s")
 group = typer.Typer(help="List, add, change, test, disable, enable and remove the endpoints that jobs are sent to.")
 
 
@@ -136,14 +137,7 @@ def add(
     dsn: Dsn = None,
 ) -> None:
     """Add an endpoint, and send the jobs of these queues there; running pgworkd push daemons follow within seconds."""
-    given = {
-        "url": url,
-        "mode": mode,
-        "allow_private": allow_private,
-        "strict_results": strict_results,
-        "timeout_s": timeout_s,
-        "callback_timeout_s": callback_timeout_s,
-    }
+    given = (url, mode, allow_private, strict_results, timeout_s, callback_timeout_s)
     columns = _columns(given, header, secret, unsigned=unsigned)
     _endpoint({"name": name} | columns)
 
@@ -175,14 +169,7 @@ def set_(
     dsn: Dsn = None,
 ) -> None:
     """Change an endpoint; headers that are given replace all of them."""
-    given = {
-        "url": url,
-        "mode": mode,
-        "allow_private": allow_private,
-        "strict_results": strict_results,
-        "timeout_s": timeout_s,
-        "callback_timeout_s": callback_timeout_s,
-    }
+    given = (url, mode, allow_private, strict_results, timeout_s, callback_timeout_s)
     changes = _columns(given, header, secret, unsigned=unsigned)
     if not changes:
         raise UsageError("nothing to change: give --url, --secret, --timeout-s or another option")
@@ -248,10 +235,10 @@ async def _known(admin: Admin, name: str) -> EndpointRow:
 
 
 def _columns(
-    given: Mapping[str, Any], header: list[str] | None, secret: str | None, *, unsigned: bool
+    given: Sequence[object], header: list[str] | None, secret: str | None, *, unsigned: bool
 ) -> dict[str, Any]:
-    """The columns of an endpoint that the options set; None in `given`: not given."""
-    found = {column: value for column, value in given.items() if value is not None}
+    """The columns of an endpoint that the options set. `given`: values of _GIVEN, None for one that is not given."""
+    found: dict[str, Any] = {column: value for column, value in zip(_GIVEN, given, strict=True) if value is not None}
     if header is not None:
         found["headers"] = dict(map(_header, header))
         if len(found["headers"]) < len(header):
