@@ -133,7 +133,13 @@ async def test_a_wait_ends_when_its_caller_sends_no_more(dsn: str, db: Db) -> No
 
 @pytest.mark.parametrize(
     ("trusted", "prefix", "below"),
-    [("127.0.0.1", "/jobs", "/jobs"), ("10.0.0.1", "/jobs", ""), ("127.0.0.1", "//evil.example", "")],
+    [
+        ("127.0.0.1", "/jobs", "/jobs"),
+        ("127.0.0.1", "/a/jobs/", "/a/jobs"),
+        ("10.0.0.1", "/jobs", ""),
+        ("127.0.0.1", "//evil.example", ""),
+        ("127.0.0.1", "/", ""),
+    ],
 )
 async def test_links_lead_to_where_a_proxy_serves_the_gateway(dsn: str, trusted: str, prefix: str, below: str) -> None:
     told = f"X-Forwarded-Prefix: {prefix}\r\n"

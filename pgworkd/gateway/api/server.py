@@ -204,7 +204,7 @@ class Protocol(HttpToolsProtocol):
         """Takes over below which path a proxy that we trust serves this gateway: for the links in answers."""
         trusted = getattr(self.app, "trusted_hosts", ())  # of uvicorn's layer for proxies, if there is one
         if self.client is not None and self.client[0] in trusted:
-            told = [value for name, value in self.headers if name == b"x-forwarded-prefix"]
+            told = [value.rstrip(b"/") for name, value in self.headers if name == b"x-forwarded-prefix"]
             self.root_path = told[0].decode() if told and _PREFIX.fullmatch(told[0]) else ""
             self._notes["root_path"] = self.root_path
 
