@@ -43,9 +43,7 @@ def free(
     name: Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue, or the batch's name.")],
     key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="The dedupe key.")],
     *,
-    batch: Annotated[bool, typer.Option("--batch", help="The key of batches of this name, not of a queue's jobs.")] = (
-        False
-    ),
+    batch: Annotated[bool, typer.Option("--batch", help="The key of batches of this name, in all queues.")] = (False),
     dsn: Dsn = None,
 ) -> int:
     """Free a key before it expires, so that the next job with it is inserted. The key of a live job is not freed."""

@@ -19,6 +19,8 @@ from pgworkd.errors import InvalidPayload
 
 DEPTH_MAX = 16
 """Levels around payloads, which may have 64 of their own."""
+MEMBERS_MAX = 10_000
+"""Members of an object around payloads: each that is unknown is an error to tell."""
 RAW = frozenset({"payload", "meta", "result"})
 """Members whose values are passed on as text."""
 RAW_EACH = frozenset({"payloads"})
@@ -44,9 +46,9 @@ def read(text: str) -> Any:
 
 
 def _fits(value: Any, depth: int) -> bool:
-    """Whether a text has no more than this many levels."""
+    """Whether a text has no more than this many levels, and no object too many members."""
     if isinstance(value, dict | list):
-        if value and depth == 1:
+        if (value and depth == 1) or (isinstance(value, dict) and len(value) > MEMBERS_MAX):
             return False
         for each in value.values() if isinstance(value, dict) else value:
             if isinstance(each, dict | list) and not _fits(each, depth - 1):
@@ -113,6 +115,8 @@ class _Reader:
             name = self._name()
             if name in found:
                 raise ValueError(f"two members are named {name[:100]!r}")
+            if len(found) == MEMBERS_MAX:
+                raise ValueError(f"an object has more than {MEMBERS_MAX:,} members")
             found[name] = self._member(name, depth - 1)
             if self._ends("}", "a comma or }"):
                 return found

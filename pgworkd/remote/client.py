@@ -99,7 +99,8 @@ class GatewayClient:
                 sent = True
                 answer = await self._opened().send(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise DatabaseUnavailable(f"no connection to the gateway: {_said(error)}") from None
+            through = environment.through(self._options.url)
+            raise DatabaseUnavailable(f"no connection to the gateway{through}: {_said(error)}") from None
         except TimeoutError:
             kind = OutcomeUnknown if sent else DatabaseUnavailable
             raise kind(f"the gateway did not answer {method} {path} within {limit_s:g} s") from None

@@ -40,6 +40,12 @@ def client(url: str, **options: Any) -> httpx.AsyncClient:
         ) from None
 
 
+def through(url: str) -> str:
+    """What to say of the way to that address, where a call has failed."""
+    name, _ = proxy_for(url)
+    return f", through the proxy that {name} names" if name else ""
+
+
 def proxy_for(url: str) -> tuple[str, str | None]:
     """The variable that names a proxy for this address, and the proxy; ("", None): there is none."""
     at = urlsplit(url)

@@ -100,7 +100,7 @@ BUGS = (
     python(
         "of two tokens one is taken",
         f"{_API}/server",
-        '_SINGLE = frozenset({b"host", b"authorization", b"pgworkd-secret"})',
+        '_SINGLE = frozenset({b"host", b"authorization", b"pgworkd-secret", b"idempotency-key"})',
         '_SINGLE = frozenset({b"host"})',
         tests=_CALLER,
     ),
@@ -185,6 +185,20 @@ BUGS = (
         f"{_API}/request/bodies",
         '    if len(getattr(request, "_body", b"")) < LARGE_BYTES:',
         "    if True:",
+        tests="tests/http/test_bulk.py",
+    ),
+    python(
+        "a key takes any stream for its own",
+        f"{_API}/request/once",
+        "            if streamed != self._streamed:",
+        "            if False:",
+        tests=_ONCE,
+    ),
+    python(
+        "large bodies of all callers wait for each other",
+        f"{_API}/request/bodies",
+        "_ONE_EACH.setdefault(CALLER.get(), ",
+        '_ONE_EACH.setdefault("all", ',
         tests="tests/http/test_bulk.py",
     ),
     python(

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from pgworkd.gateway.api.routes import bulk
-from tests.kits.gateway import calling
+from tests.kits.gateway import also, calling, token
 
 pytestmark = pytest.mark.slow("bodies of megabytes")
 
@@ -171,3 +171,21 @@ async def test_a_workflow_has_a_bound_of_its_dependencies(dsn: str) -> None:
         found = await call.problem("POST", "/v1/workflows", {"jobs": [*steps, *late]})
         assert (*found[:2], found[2]["errors"][0]["pointer"]) == (422, "invalid", "/jobs")
         assert "101,000 others in all, 100,000 are allowed" in found[2]["errors"][0]["detail"]
+
+
+async def test_large_bodies_of_one_caller_do_not_hold_up_those_of_another(dsn: str) -> None:
+    """And members that are unknown are told up to a bound."""
+    members = b'{"jobs": [{"queue": "q", ' + b",".join(b'"m%d": 1' % n for n in range(900_000)) + b"}]}"
+    arrays = b'{"jobs": [' + b",".join([b"[1]"] * 2_000_000)
+    fine = json.dumps({"jobs": [{"queue": "q", "payload": {"text": "x" * 200}}] * 1_000}).encode()
+    headers = {"Content-Type": "application/json"}
+    async with calling(dsn) as call:
+        other = also(call, await token(dsn, name="other"))
+        async with asyncio.TaskGroup() as tasks:
+            bad = [members, arrays, arrays, arrays]
+            hogs = [tasks.create_task(call("POST", "/v1/jobs/bulk", content=body, headers=headers)) for body in bad]
+            await asyncio.sleep(0)
+            assert (await other("POST", "/v1/jobs/bulk", content=fine, headers=headers)).status_code == 201
+            assert not all(hog.done() for hog in hogs), "it did not wait for all of them"
+        assert [hog.result().status_code for hog in hogs] == [400] * 4
+        assert "an object has more than 10,000 members" in hogs[0].result().json()["detail"]

@@ -15,6 +15,7 @@ from tests.kits.gateway import also, calling, token
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
 NDJSON = {"Content-Type": "application/x-ndjson"}
+LINE = b'{"queue": "q"}\n'
 LINES = "".join(json.dumps({"queue": "q", "payload": {"n": n}}) + "\n" for n in range(3000)).encode()
 CALLS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "/v1/jobs": ("/v1/jobs", lambda _: {"queue": "q"}),
@@ -106,6 +107,20 @@ async def test_a_key_of_another_call_is_refused(dsn: str, db: Db, prepared: dict
                 "POST", "/v1/jobs", {"queue": "q"}, headers={"Idempotency-Key": wrong}
             )
             assert (status, slug, found["errors"][0]["in"]) == (422, "invalid", "header/Idempotency-Key")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [LINES + LINE, LINE * 2999, b"", b'{"queue": "other"}\n'],
+    ids=len,
+)
+async def test_a_key_of_another_stream_is_refused(dsn: str, db: Db, other: bytes) -> None:
+    async with calling(dsn) as call:
+        assert (await sent(call, "/v1/jobs/stream", LINES, "k")).status_code == 201
+        refused = await sent(call, "/v1/jobs/stream", other, "k")
+        assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (409, "key-reused")
+        assert (await sent(call, "/v1/jobs/stream", LINES, "k")).json() == {"created": 3000}
+        assert await jobs(db) == 3000
 
 
 async def test_a_call_that_failed_leaves_its_key_free(dsn: str, db: Db) -> None:

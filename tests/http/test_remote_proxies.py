@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pgworkd.errors import UsageError
+from pgworkd.errors import DatabaseUnavailable, UsageError
 from pgworkd.remote.client import GatewayAddress, GatewayClient
 from pgworkd.remote.environment import proxy_for
 
@@ -78,6 +78,12 @@ async def test_a_proxy_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("NO_PROXY", "example.org,10.1.0.0/16")
         assert await called("http://gateway.example.com/jobs") == {"ok": True}
         assert lines == ["GET http://gateway.example.com/jobs/v1/x HTTP/1.1"]
+
+
+async def test_a_proxy_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with pytest.raises(DatabaseUnavailable, match="gateway, through the proxy that http_proxy names"):
+        await called("http://10.0.0.1")
 
 
 @pytest.mark.parametrize(

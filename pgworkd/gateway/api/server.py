@@ -30,7 +30,7 @@ HEAD_BYTES_MAX = 2 * HEADER_BYTES_MAX
 HALF_CLOSED_S = 10.0
 """A caller that has closed its side is answered for this long."""
 _PREFIX = re.compile(rb"(/[A-Za-z0-9._~-]{1,100}){1,10}")
-_SINGLE = frozenset({b"host", b"authorization", b"pgworkd-secret"})
+_SINGLE = frozenset({b"host", b"authorization", b"pgworkd-secret", b"idempotency-key"})
 LINGER_S = 1.0
 """The rest of a body whose request has been answered is read for this long, so that its caller gets the answer."""
 BACKLOG = 1024

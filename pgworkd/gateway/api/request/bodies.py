@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -11,7 +12,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from pgworkd.core import json_reader
-from pgworkd.gateway.api.request.caller import HAS_ARRIVED
+from pgworkd.gateway.api.request.caller import CALLER, HAS_ARRIVED
 from pgworkd.gateway.api.request.problems import Problem
 
 BODY_S = 30.0
@@ -24,7 +25,8 @@ CLOSE = {"Connection": "close"}
 
 LARGE_BYTES = 128 * 1024
 """A body of this size is read in a thread: it would hold up all others for as long as that takes."""
-_LARGE = anyio.CapacityLimiter(2)
+_ONE_EACH: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
+"""By caller: its large bodies are read one after the other."""
 T = TypeVar("T")
 
 
@@ -32,7 +34,8 @@ async def apart(call: Callable[[], T], request: Request) -> T:
     """The result of a call that goes through a request's body; from a thread if that is large."""
     if len(getattr(request, "_body", b"")) < LARGE_BYTES:
         return call()
-    return await anyio.to_thread.run_sync(call, limiter=_LARGE)
+    own = _ONE_EACH.setdefault(CALLER.get(), anyio.CapacityLimiter(1))
+    return await anyio.to_thread.run_sync(call, limiter=own)
 
 
 async def read_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> bytes:

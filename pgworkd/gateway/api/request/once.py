@@ -36,6 +36,7 @@ class OneCall:
         self.connection = connection
         self.earlier: Response | None = None
         self._caller, self._key = caller, key
+        self._streamed = ""
 
     async def begin(self, request: Request) -> None:
         """Finds out whether the call was done before. Raises Problem for a key of another call."""
@@ -47,17 +48,27 @@ class OneCall:
         if is_new:
             return
         if not same or answer is None:
-            raise Problem("key-reused", "method, path and body are to be the same")
-        status, location, body = json.loads(answer)
+            raise _reused()
+        status, location, body, self._streamed = json.loads(answer)
         self.earlier = Json(JsonText(body), status, {"Location": location} if location else None)
 
-    async def answered(self, content: Any, status: int = 201, location: str | None = None) -> Response:
-        """The answer of a call that is done now."""
+    async def answered(
+        self, content: Any, status: int = 201, location: str | None = None, *, streamed: str = ""
+    ) -> Response:
+        """The answer of a call that is done now, or was; `streamed`: the digest of a body that came meanwhile."""
+        if self.earlier is not None:
+            if streamed != self._streamed:
+                raise _reused()
+            return self.earlier
         answer = Json(content, status, {"Location": location} if location else None)
         if self._key is not None:
-            kept = json.dumps([status, location, bytes(answer.body).decode()])
+            kept = json.dumps([status, location, bytes(answer.body).decode(), streamed])
             await self.connection.execute(_END, self._caller, self._key, kept)
         return answer
+
+
+def _reused() -> Problem:
+    return Problem("key-reused", "method, path and body are to be the same")
 
 
 @contextlib.asynccontextmanager

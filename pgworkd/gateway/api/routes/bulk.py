@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -93,9 +94,9 @@ async def stream_jobs(request: Request, key: IdempotencyKey = None) -> Response:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-ndjson":
         raise Problem("not-json-type", "send Content-Type: application/x-ndjson")
-    gateway, count = gateway_of(request), 0
+    gateway, count, digest = gateway_of(request), 0, hashlib.sha256()
     with gateway.streams.place(access_of(request).name):
-        async with gateway.while_allowed(request), aclosing(_steps(request)) as steps:
+        async with gateway.while_allowed(request), aclosing(_steps(request, digest)) as steps:
             jobs = await anext(steps, None)  # nothing is held of the database before there are jobs
             async with once(request, key) as call:
                 while jobs is not None:
@@ -104,14 +105,15 @@ async def stream_jobs(request: Request, key: IdempotencyKey = None) -> Response:
                         await enqueue_many(call.connection, jobs)
                     count += len(jobs)
                     jobs = await anext(steps, None)
-                return call.earlier or await call.answered({"created": count})
+                return await call.answered({"created": count}, streamed=digest.hexdigest())
 
 
-async def _steps(request: Request) -> AsyncGenerator[list[NewJob]]:
+async def _steps(request: Request, digest: Any) -> AsyncGenerator[list[NewJob]]:
     jobs: list[NewJob] = []
     size = number = 0
     async for line in _lines(request):
         number += 1
+        digest.update(line + b"\n")
         if not line.strip():
             continue
         if number > LINES_MAX:
