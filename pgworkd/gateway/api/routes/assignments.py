@@ -68,6 +68,7 @@ async def complete(request: Request, assignment: Text, body: CompleteIn) -> Resp
 @router.post("/assignments/{assignment}/fail", response_model=SettledOut, responses=STALE)
 async def fail(request: Request, assignment: Text, body: FailIn) -> Response:
     """Fail the attempt: the job is retried after a while, or dead if that was its last attempt."""
+    needed_any(request, "work")
     return PlainJson(_shown(await _settle(request, assignment, await _failure(request, assignment, body))))
 
 
