@@ -174,10 +174,14 @@ CREATE OR REPLACE FUNCTION forget_tokens(p_ids text[]) RETURNS int LANGUAGE sql 
     SELECT all_done(p_ids, count(*)) FROM gone
 $$;
 
--- One part of forget_rows(): deletes these calls. Returns how many. Locks them.
-CREATE OR REPLACE FUNCTION forget_calls(p_rows text[]) RETURNS int LANGUAGE sql VOLATILE AS $$
-    WITH gone AS (DELETE FROM idempotent_calls c WHERE c.ctid = ANY (p_rows::tid[]) RETURNING 1)
-    SELECT all_done(p_rows, count(*)) FROM gone
+-- One part of forget_rows(): deletes these calls, [caller, key] of each. Returns how many. Locks
+-- them.
+CREATE OR REPLACE FUNCTION forget_calls(p_calls text[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (
+        DELETE FROM idempotent_calls c
+        USING (SELECT k::jsonb ->> 0 AS caller, k::jsonb ->> 1 AS key FROM unnest(p_calls) k) o
+        WHERE c.caller = o.caller AND c.key = o.key RETURNING 1)
+    SELECT all_done(p_calls, count(*)) FROM gone
 $$;
 
 -- One part of forget_rows(): deletes these rows of the history of no day. Returns how many. Locks
@@ -247,7 +251,9 @@ BEGIN
           AND NOT is_refused('forget_rows', o.id)
         ORDER BY o.id LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget_tokens(text[])');
     PERFORM in_parts('forget_rows', ARRAY(
-        SELECT o.ctid::text FROM idempotent_calls o WHERE o.at < clock() - interval '1 day'
+        SELECT jsonb_build_array(o.caller, o.key)::text FROM idempotent_calls o
+        WHERE o.at < clock() - interval '1 day'
+          AND NOT is_refused('forget_rows', jsonb_build_array(o.caller, o.key)::text)
         ORDER BY o.at LIMIT p_limit FOR UPDATE SKIP LOCKED), 'forget_calls(text[])');
     RETURN (SELECT coalesce(sum(p.gone::int), 0) FROM (
         SELECT in_parts('forget_rows', v_other::text[], 'forget_undated(uuid[])')

@@ -39,7 +39,7 @@ BUGS = (
         "database/remote_store",
         "[by_job[each.id] for each in claims]",
         "list(by_job.values())",
-        tests="tests/http/test_worker_suspects.py",
+        tests="tests/sql/test_claims_for_workers.py",
     ),
     python(
         "any secret will do",

@@ -112,6 +112,34 @@ async def _forget_audit(db: Db) -> Scene:
     return left, [notes[0]], ("forget_rows", notes[0])
 
 
+async def _forget_tokens(db: Db) -> Scene:
+    ids = [f"{n:012}" for n in range(MOST)]
+    sql = "INSERT INTO pgworkd.tokens (id, name, sha256, scopes, expires_at) SELECT $1, $1, sha256(''), '{}', $2"
+    await db.executemany(sql, [(each, v.at(n)) for n, each in enumerate(ids)])
+    await refuse(db, ids[0], table="tokens", when="DELETE")
+    await v.clock(8 * DAY, db)
+
+    async def left() -> list[object]:
+        await db.execute("SELECT pgworkd.prune(7, 30, 1)")
+        return [row[0] for row in await db.fetch("SELECT id FROM pgworkd.tokens")]
+
+    return left, [ids[0]], ("forget_rows", ids[0])
+
+
+async def _forget_calls(db: Db) -> Scene:
+    for n in range(MOST):
+        await v.clock(n, db)
+        await db.execute("SELECT pgworkd.begin_once('c', $1, '')", f"k {n}")
+    await refuse(db, "k 0", table="idempotent_calls", column="key", when="DELETE")
+    await v.clock(2 * DAY, db)
+
+    async def left() -> list[object]:
+        await db.execute("SELECT pgworkd.prune(7, 30, 1)")
+        return [row[0] for row in await db.fetch("SELECT key FROM pgworkd.idempotent_calls")]
+
+    return left, ["k 0"], ("forget_rows", '["c", "k 0"]')
+
+
 async def _mend_batches(db: Db) -> Scene:
     made = [await batches.sealed(db, 1, f"b{n}") for n in range(MOST)]
     await db.execute("DELETE FROM pgworkd.jobs")  # by hand: so no settle finishes them
@@ -243,6 +271,8 @@ async def _occurrences(db: Db) -> Scene:
         _prune_batches,
         _forget_kept,
         _forget_audit,
+        _forget_tokens,
+        _forget_calls,
         _mend_batches,
         _unblock_cancelled,
         _unblock_lines,

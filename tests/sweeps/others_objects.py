@@ -195,6 +195,8 @@ _OLD = f"""
         FROM unnest(ARRAY['{MARK}', 'old']) q;
     INSERT INTO pgworkd.tokens (id, name, sha256, scopes, revoked_at)
         SELECT q, 'x', sha256('x'), '{{}}', now() - interval '30 days' FROM unnest(ARRAY['{MARK}', 'oldoldold']) q;
+    INSERT INTO pgworkd.idempotent_calls (caller, key, sha256, at)
+        SELECT 'x', q, '', now() - interval '30 days' FROM unnest(ARRAY['{MARK}', 'old']) q;
     INSERT INTO pgworkd.progress (job_id, at, attempt, done)
         SELECT i::uuid, now(), 1, 0 FROM unnest(ARRAY['00000000-0000-7000-8000-{MARK}',
                                                       '00000000-0000-7000-8000-000000000001']) i;
@@ -207,6 +209,7 @@ _OLD = f"""
 _LEFT = f"""SELECT 'audit' WHERE EXISTS (SELECT FROM pgworkd.audit WHERE queue = 'old')
     UNION ALL SELECT 'history' WHERE EXISTS (SELECT FROM pgworkd.finished_jobs_other WHERE queue = 'old')
     UNION ALL SELECT 'tokens' WHERE EXISTS (SELECT FROM pgworkd.tokens WHERE id <> '{MARK}')
+    UNION ALL SELECT 'calls' WHERE EXISTS (SELECT FROM pgworkd.idempotent_calls WHERE key = 'old')
     UNION ALL SELECT 'progress' WHERE EXISTS (SELECT FROM pgworkd.progress WHERE job_id::text LIKE '%000000000001')
     UNION ALL SELECT 'dead' WHERE EXISTS (SELECT FROM pgworkd.jobs WHERE queue = 'old' AND payload ->> 'mark' = 'old')
     UNION ALL SELECT 'deaths' WHERE EXISTS (SELECT FROM pgworkd.deaths d WHERE d.group_id IS NULL

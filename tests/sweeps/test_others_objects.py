@@ -13,8 +13,8 @@ from .others_objects import play, quickly
 pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
 
 TABLES = """
-    audit batch_additions batches deaths error_groups finished_jobs job_dependencies pending_effects progress queues
-    rates schedules tokens workers
+    audit batch_additions batches deaths error_groups finished_jobs idempotent_calls job_dependencies pending_effects
+    progress queues rates schedules tokens workers
 """.split()
 STATISTICS = ("alerts", "queue_minutes", "queue_samples", "result_waiters", "samples")
 OTHER = {
