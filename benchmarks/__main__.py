@@ -20,6 +20,7 @@ from . import (
     fleet,
     footprint,
     gateway,
+    hogs,
     keyed,
     latency,
     pressure,
@@ -54,6 +55,7 @@ ROWS: dict[str, Row] = {
     "scrape": scrape.scrape_row,
     "http": gateway.http_row,
     "waiters": gateway.waiters_row,
+    "hogs": hogs.hogs_row,
     "push": push.push_row,
     "proxy": proxy.proxy_row,
 }

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
+from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process import forks
 
 Mode = Literal["smart", "fast", "immediate"]
@@ -45,11 +46,11 @@ if [ "/proc/$1/cwd" -ef "$2" ] || [ ! -e /proc/self ]; then kill -s INT "$1"; fi
 while [ -e "$2/postmaster.pid" ] && [ $n -lt 600 ]; do sleep 0.05; n=$((n + 1)); done; rm -rf "$3" """
 
 
-class EmbeddedUnavailable(RuntimeError):  # noqa: N818 - a state, not an error's name
+class EmbeddedUnavailable(PgworkdError):  # noqa: N818 - a state, not an error's name
     """The embedded server cannot be started, or is not running; the message has the reason and the remedy."""
 
 
-class EmbeddedMissing(EmbeddedUnavailable):
+class EmbeddedMissing(EmbeddedUnavailable, UsageError):  # noqa: N818 - as above
     """The embedded server is not installed; the message has the command that installs it."""
 
 

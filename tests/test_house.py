@@ -20,7 +20,7 @@ BELOW = {
     "log": "process core",
     "settings": "process errors core",
     "database": "process errors core settings",
-    "embedded": "process",
+    "embedded": "process errors",
     "client": "errors core database",
     "results": "client",
     "engine": "process errors core log database client",
@@ -55,6 +55,7 @@ BELOW = {
               metrics bench alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
     "__init__": "errors core database engine engine/life app",
     "demo": "process errors core database embedded client engine/life __init__",
+    "conformance": "errors core database embedded admin",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 

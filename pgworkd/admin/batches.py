@@ -42,7 +42,13 @@ class ResultRow(NamedTuple):
     result: str | None
 
 
-_TREES = select(TreeRow, "FROM pgworkd.batch_trees WHERE $1::text IS NULL OR name = $1 ORDER BY id DESC LIMIT $2")
+_TREES = select(
+    TreeRow,
+    """FROM pgworkd.batch_trees WHERE id IN (SELECT b.id FROM pgworkd.batches b WHERE b.parent_id IS NULL
+        AND ($1::text IS NULL OR b.name = $1) AND ($2::text IS NULL OR b.dedupe_key = $2)
+        AND ($3::text IS NULL OR b.queue = $3) AND ($4::uuid IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $5)
+    ORDER BY id DESC""",
+)
 _TREE = select(Progress, "FROM pgworkd.batch_tree($1) LIMIT 10000")
 _RESULTS = select(ResultRow, "FROM pgworkd.batch_results($1, $2, $3, $4, $5)")
 
@@ -53,10 +59,22 @@ class BatchOperations:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def find(self, name: str | None = None, limit: int = 20) -> list[TreeRow]:
-        """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has the name."""
+    async def find(
+        self,
+        name: str | None = None,
+        limit: int = 20,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        before: UUID | None = None,
+    ) -> list[TreeRow]:
+        """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has this name, dedupe key and queue.
+
+        None stands for any. `before`: only trees whose ids are below that, as after a page that ended with it.
+        """
         validation.bounded(limit)
-        return [read(TreeRow, row) for row in await self._connection.fetch(_TREES, validation.name(name), limit)]
+        wanted = (validation.name(name), validation.name(key), validation.name(queue), before, limit)
+        return [read(TreeRow, row) for row in await self._connection.fetch(_TREES, *wanted)]
 
     async def tree(self, batch_id: UUID) -> list[Progress]:
         """The progress of a batch and of the first 10,000 below it, parents before children. Counts no jobs.

@@ -195,7 +195,8 @@ for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
 # Options behind the worker's command belong to that command, with or without -- before it.
-app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(autoscale.autoscale)
+for _command in (autoscale.autoscale, run.conformance):
+    app.command(rich_help_panel="Run", context_settings={"allow_interspersed_args": False})(_command)
 app.add_typer(queues.group, name="queues", rich_help_panel="Fleet")
 app.add_typer(endpoints.group, name="endpoints", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")

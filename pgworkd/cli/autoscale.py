@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pgworkd.cli import listening
-from pgworkd.cli.common import Dsn, MetricsListen, duration, hinted, settings_of
+from pgworkd.cli.common import Dsn, MetricsListen, check_command, duration, hinted, settings_of
 from pgworkd.errors import PgworkdError, UsageError
 from pgworkd.process import local_sockets, stop_signals
 from pgworkd.settings.file import NAME_CHARS_MAX
@@ -59,7 +58,7 @@ def autoscale(
 
     rules = Rules(least, most, up_at, down_at, step, cooldown_s)
     _check(queue, rules, every_s, stop_timeout_s)
-    _check_command(command or [])
+    check_command(command or [], "-- pgworkd run --queue NAME")
     settings = settings_of(dsn, metrics_listen=metrics_listen)
     log.configure(settings.log_level, settings.log_format)
     return int(stop_signals.run(_run, settings, queue, rules, (command or [], dsn), every_s, stop_timeout_s))
@@ -152,11 +151,3 @@ def _check(queue: str, rules: Rules, every_s: float, stop_timeout_s: float) -> N
             f"--down-at {rules.down_at} is not below --up-at {rules.up_at}: lower --down-at or raise --up-at, "
             "or workers would be started and stopped all the time"
         )
-
-
-def _check_command(command: list[str]) -> None:
-    """Raises UsageError unless there is a command that exists."""
-    if not command:
-        raise UsageError("no command given: add one, as in -- pgworkd run --queue NAME")
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"command {command[0]!r}: no such program on the PATH: correct it, or give its path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -240,3 +241,11 @@ def confirm(what: str, *, yes: bool) -> None:
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{what}: add --yes to confirm, as there is no terminal to ask on")
     typer.confirm(f"{what}?", abort=True, err=True)
+
+
+def check_command(command: list[str], example: str) -> None:
+    """Raises UsageError unless there is a command that exists."""
+    if not command:
+        raise UsageError(f"no command given: add one, as in {example}")
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"command {command[0]!r}: no such program on the PATH: correct it, or give its path")

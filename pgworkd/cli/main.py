@@ -14,16 +14,17 @@ from pgworkd.process import output, stop_signals
 EXIT_S = 5.0
 """How long the interpreter may take to end: it waits for what the application has registered and started."""
 _SERVICES = {"run", "push", "serve", "dev", "demo", "autoscale", "exporter"}
+_TRIALS = {"bench", "conformance"}
 
 
 def main() -> None:
     """Runs the command line and ends the process with its exit code."""
     output.open_missing()
-    is_service, is_bench = bool(_SERVICES.intersection(sys.argv[1:2])), sys.argv[1:2] == ["bench"]
+    is_service, is_trial = (bool(names.intersection(sys.argv[1:2])) for names in (_SERVICES, _TRIALS))
     try:
-        if is_service or is_bench:
-            # what bench measures goes to standard output, and must arrive there
-            output.install(*["stderr"] if is_bench else [])
+        if is_service or is_trial:
+            # what these find goes to standard output, and must arrive there
+            output.install(*["stderr"] if is_trial else [])
             stop_signals.stand_by()
         from pgworkd.cli.app import called  # takes long enough to be hit by a signal
 

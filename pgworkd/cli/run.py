@@ -1,4 +1,4 @@
-"""The commands run, migrate, grants, dev and demo."""
+"""The commands run, migrate, grants, dev, demo and conformance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import PROCESS_OPTIONS, Dsn, MetricsListen, duration, hinted, option, settings_of, takes
+from pgworkd.cli.common import (
+    PROCESS_OPTIONS,
+    Dsn,
+    MetricsListen,
+    check_command,
+    duration,
+    hinted,
+    option,
+    settings_of,
+    takes,
+)
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.process import stop_signals
@@ -117,8 +127,8 @@ def dev(*, data: Data = None) -> None:
     try:
         try:
             server.start()
-        except EmbeddedMissing as error:
-            raise UsageError(str(error)) from None
+        except EmbeddedMissing:
+            raise
         except EmbeddedInUse as error:
             where = ""
             if error.dsn:
@@ -157,6 +167,30 @@ def demo(
     except ModuleNotFoundError as error:
         raise UsageError(f"this installation has no demo: {error.msg}") from None
     return int(scene.main(seconds=seconds, data_dir=data, path=path))
+
+
+def conformance(
+    *,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Play only this check (repeatable).")
+    ] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", show_default=False, help="What starts the worker.")
+    ] = None,
+) -> int:
+    """Check a worker in another language: what must it do when the network, the gateway or an operator plays tricks?
+
+    pgworkd conformance -- node worker.mjs
+
+    It starts an embedded Postgres, a gateway and the worker. What the
+    worker has to handle: docs/workers-in-any-language.md
+    """
+    check_command(command or [], "-- node worker.mjs")
+    try:
+        program = importlib.import_module("pgworkd.conformance.conformance")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"this installation has no conformance program: {error.msg}") from None
+    return int(program.main(command, only or [], out))
 
 
 def _in_one_line(error: Exception) -> PgworkdError:

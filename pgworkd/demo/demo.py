@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pgworkd import ConnectionOptions, Daemon, DaemonOptions, PgworkdError, UsageError
+from pgworkd import ConnectionOptions, Daemon, DaemonOptions, UsageError
 from pgworkd.client import NewJob, enqueue_many
 from pgworkd.core.validation import counted
 from pgworkd.database import schema
@@ -28,7 +28,7 @@ from pgworkd.database.connection import Connection, connect
 from pgworkd.database.driver_errors import BROKEN, translate
 from pgworkd.demo.jobs import TABLES, File, app
 from pgworkd.demo.view import DemoTally, differences, live_view, queue_table, verdict
-from pgworkd.embedded import EmbeddedMissing, EmbeddedPostgres, EmbeddedUnavailable
+from pgworkd.embedded import EmbeddedPostgres
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.process import output, stop_signals
@@ -69,10 +69,6 @@ def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> 
     try:
         server.start()
         return int(stop_signals.run(Demo(server.dsn(), files, seconds).run))
-    except EmbeddedMissing as error:
-        raise UsageError(str(error)) from None
-    except EmbeddedUnavailable as error:
-        raise PgworkdError(str(error)) from error
     except OSError as error:
         raise UsageError(f"--data {data_dir or '(temporary)'}: {error.strerror or error}") from error
     finally:

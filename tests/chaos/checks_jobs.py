@@ -133,7 +133,7 @@ def fenced(evidence: Evidence) -> Iterable[str | None]:
     for before, change in _out_of_running(evidence):
         run = evidence.run_of.get((change.job, before.attempts))
         loss = _is_loss(change, before)
-        if run is None or loss:
+        if run is None or loss or (run.pushed and change.became is not None):
             yield None
         elif change.at_s < run.end_s - SLACK_S and run.kind != "transact":
             yield f"{run} was settled ({change.became}) {run.end_s - change.at_s:.2f} s before it ended"
@@ -148,7 +148,8 @@ def alone(evidence: Evidence) -> Iterable[str | None]:
     """Runs of one job never overlap, except for a daemon frozen for longer than its lease."""
     by_job = defaultdict(list)
     for run in evidence.runs:
-        by_job[run.job].append(run)
+        if not run.pushed:
+            by_job[run.job].append(run)
     for runs in by_job.values():
         yield from _overlap(evidence, runs)
 
@@ -214,7 +215,7 @@ def failures(evidence: Evidence) -> Iterable[str | None]:
         elif run.kind == "process":
             yield None if how in (None, "MemoryError") and run.attempt == 1 else f"{run} failed"
         elif run.kind == "charge":
-            yield None if how in (None, "CancelledError") else f"{run} failed"
+            yield None if how in (None, "CancelledError") or run.pushed else f"{run} failed"
         elif run.kind == "transact":
             yield f"{run} failed" if how in (None, "ok", "CancelledError") else None  # whatever the driver raises
         else:
@@ -229,7 +230,8 @@ def deaths(evidence: Evidence) -> Iterable[str | None]:
             plan = evidence.tokens.get(row.token or "", ("",))[0]
             run = evidence.run_of.get((row.job, row.attempts))
             hopeless = run is not None and run.how == "PermanentError"
-            hopeless = hopeless or (row.kind == "charge" and (row.losses > 0 or (run is not None and run.how != "ok")))
+            cut = run is not None and (run.how != "ok" or run.pushed)
+            hopeless = hopeless or (row.kind == "charge" and (row.losses > 0 or cut))
             yield None if row.losses >= 3 or hopeless or plan == "unreadable" else f"{row} is dead"
     for row in evidence.rows:
         if evidence.tokens.get(row.token or "", ("",))[0] == "unreadable" and row.status != "dead":

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from tests.chaos import anyapp, faults_database
+from tests.chaos import anyapp, faults_database, others
 from tests.chaos.checks_workers import RESUMED_S_MAX
 from tests.chaos.clocks import inherited
 from tests.chaos.disk import mounted, unmount
@@ -111,16 +111,25 @@ async def run(plan: Plan, directory: Path, say: Callable[[str], None]) -> Eviden
         unmount(disk)
 
 
-async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGroup, say: Callable[[str], None]) -> None:
+async def _start(fleet: Fleet, plan: Plan, tasks: TaskGroup, say: Callable[[str], None]) -> None:
+    """Starts all who work, and returns when they do."""
     if plan.gateways:
-        fleet.environment[WITHOUT_DATABASE] = "1"
+        fleet.environment |= {WITHOUT_DATABASE: "1", others.QUEUES: " ".join(others.members())}
         fleet.gateways = Gateways(fleet, plan.gateways)
         await fleet.gateways.start()
-    for _ in range(plan.daemons):
-        await fleet.start_member()
+        await tasks.start(others.receive, fleet)
+        if others.NODE is None:
+            say("not done here: a worker in another language: node is not installed")
+    for sort, count in {"daemon": plan.daemons, **(others.members() if plan.gateways else {})}.items():
+        for _ in range(count):
+            await fleet.start_member(sort=sort)
     with anyio.fail_after(READY_S_MAX):
         while not all(fleet.has_noted(member.name, "daemon.ready") for member in fleet.members):
             await anyio.sleep(0.05)
+
+
+async def _live(fleet: Fleet, plan: Plan, faults: Sequence[str], tasks: TaskGroup, say: Callable[[str], None]) -> None:
+    await _start(fleet, plan, tasks, say)
     for _ in range(PRODUCERS):
         await fleet.start_producer(plan.jobs // PRODUCERS, plan.for_s)
     tasks.start_soon(look, fleet)

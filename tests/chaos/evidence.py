@@ -13,6 +13,7 @@ import asyncpg
 from anyio.to_thread import run_sync
 
 from tests.chaos.history import Note, load
+from tests.chaos.others import RECEIVER
 from tests.chaos.workload import MAX_RUNNING
 
 
@@ -65,6 +66,8 @@ class Run(NamedTuple):
     end_s: float
     how: str | None
     key: str | None
+    pushed: bool = False
+    """The receiver's: it ends its runs, whatever becomes of the daemon that has sent it the job."""
 
 
 class Span(NamedTuple):
@@ -114,6 +117,7 @@ class Evidence:
     def runs(self) -> list[Run]:
         """All handler calls, ordered by their start."""
         ends = {(n.facts["job"], n.facts["attempt"], n.by): n for n in self.of("end")}
+        claimed = {(c.job, c.attempts): c.worker for c in self.changes if c.became == "running"}
         runs = []
         for n in self.of("start"):
             end = ends.get((n.facts["job"], n.facts["attempt"], n.by))
@@ -122,7 +126,8 @@ class Evidence:
             else:  # a child that kills itself does so at once
                 end_s, how = self.exits.get(n.by, n.at_s if "." in n.by else float("inf")), None
             job, attempt, kind = n.facts["job"], n.facts["attempt"], role(n.facts["kind"])
-            runs.append(Run(job, attempt, n.by.split(".")[0], kind, n.at_s, end_s, how, n.facts.get("key")))
+            by = str(claimed.get((job, attempt))) if n.by == RECEIVER else n.by.split(".")[0]
+            runs.append(Run(job, attempt, by, kind, n.at_s, end_s, how, n.facts.get("key"), n.by == RECEIVER))
         return runs
 
     @cached_property

@@ -49,6 +49,15 @@ async def kill_all_gateways(fleet: Fleet, gateways: Gateways, _: Gateway) -> Non
 
 
 @gateway_fault
+async def all_gateways_away(fleet: Fleet, gateways: Gateways, _: Gateway) -> None:
+    """kill -9 of all at once, and none is there for longer than the leases of its workers."""
+    await keep_busy(fleet, LONG_S)
+    async with anyio.create_task_group() as tasks:
+        for gateway in gateways.all:
+            tasks.start_soon(gateways.kill, gateway, LONG_S)
+
+
+@gateway_fault
 async def terminate_gateway(fleet: Fleet, gateways: Gateways, gateway: Gateway) -> None:
     """SIGTERM, as in a rolling deploy."""
     await keep_busy(fleet, 1.0)

@@ -6,7 +6,6 @@ Everything that could explain a lost attempt is recorded: `exit` and `paused`, `
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -25,9 +24,10 @@ from anyio.to_thread import run_sync
 from pgworkd.client import NewJob, enqueue_many
 from pgworkd.database import schema
 from pgworkd.embedded import EmbeddedPostgres
-from tests.chaos import clocks, workload
+from tests.chaos import clocks, others, workload
 from tests.chaos.gateways import Gateway, Gateways
 from tests.chaos.history import AWAY, History, load, now_s
+from tests.chaos.taken_back import see_taken_back
 from tests.kits.proxy import Mode, Proxy
 from tests.kits.server import TEST_SETTINGS, create_database, create_template
 
@@ -38,8 +38,6 @@ MARGIN_S = TIMES["lease_s"] / 6
 """Seconds before its lease expires at which a daemon that cannot renew it fences itself."""
 BEARABLE_S = TIMES["lease_s"] - TIMES["heartbeat_s"] - MARGIN_S
 """A pause or an outage shorter than this costs no daemon its lease."""
-GIVEN_UP_S_MAX = 30.0
-"""Seconds until the server notices that a daemon has died: keepalives, and then the proxy, take 25 s."""
 EXIT_S_MAX = TIMES["shutdown_s"] + TIMES["cancel_grace_s"] + 10.0 + 5.0
 """From SIGTERM to the exit, with FLUSH_GRACE_S for an unresponsive database, and a margin for a busy machine."""
 
@@ -98,6 +96,7 @@ class Fleet:
         self.gateways: Gateways | None = None
         """Through which the daemons work; None: they have the database."""
         self._gateway_of: dict[Proxy, Gateway] = {}
+        self._sort_of: dict[Proxy, str] = {}
         self._release_of: dict[Proxy, str] = {}
         self.note = History(directory, "driver").note
         self._named = 0
@@ -112,38 +111,49 @@ class Fleet:
     def spawn(
         self, name: str, module: str, *arguments: object, more: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Starts a process; `more`: environment of its own."""
-        environment = self._environment(name) | (more or {})
+        """Starts a module of ours as a process; `more`: environment of its own."""
+        return self._spawn(name, [sys.executable, "-m", f"tests.chaos.{module}", *map(str, arguments)], more or {})
+
+    def _spawn(self, name: str, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        environment = {**self._environment(name), **more}
         with (self.directory / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", f"tests.chaos.{module}", *map(str, arguments)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
         self._spawned.append(process)
         return process
 
-    async def start_member(self, proxy: Proxy | None = None) -> Member:
-        """Starts a daemon behind a proxy of its own, or that of the daemon which it replaces."""
-        more: dict[str, str] = {}
-        gateway = self._gateway_of.get(proxy) if proxy is not None else None
-        if proxy is None and self.gateways is not None:
-            gateway = self.gateways.next()
-            proxy = await self.new_proxy(f"postgresql://gateway@127.0.0.1:{gateway.port}/none")
-            self._gateway_of[proxy] = gateway
-        elif proxy is None:
-            proxy = await self.new_proxy(self.dsn)
-        if self.gateways is not None:
-            more = self.gateways.environment(proxy)
-        if self.releases:
+    async def start_member(self, proxy: Proxy | None = None, sort: str = "daemon") -> Member:
+        """Starts a member of that sort (see `others`), behind a proxy of its own or of the one that it replaces."""
+        if proxy is None:
+            proxy = await self._way(sort)
+        gateway, sort = self._gateway_of.get(proxy), self._sort_of[proxy]
+        more = self.gateways.environment(proxy) if self.gateways is not None and gateway is not None else {}
+        if self.releases and sort == "daemon":
             nth = self.releases[len(self._release_of) % len(self.releases)]
-            more = {**more, "CHAOS_RELEASE": self._release_of.setdefault(proxy, nth)}
+            more |= {"CHAOS_RELEASE": self._release_of.setdefault(proxy, nth)}
         self._named += 1
         name = f"d{self._named}"
-        more = more | ({"CHAOS_LOG": LOGS[self._named % 8]} if self._named % 8 in LOGS else {})
+        more |= {"CHAOS_LOG": LOGS[self._named % 8]} if self._named % 8 in LOGS else {}
         options = [f"{key}={value}" for key, value in TIMES.items()]
-        member = Member(name, self.spawn(name, "worker", proxy.dsn, *options, more=more), proxy, gateway)
+        if sort == others.FOREIGN:
+            process = self._spawn(name, others.foreign_worker(self.directory), more)
+        else:
+            process = self.spawn(name, "worker", proxy.dsn, *options, more=more | {others.SORT: sort})
+        member = Member(name, process, proxy, gateway)
         self.members.append(member)
         self.note("started", name=name, pid=member.process.pid)
         self.tasks.start_soon(self._mind, member)
         return member
+
+    async def _way(self, sort: str) -> Proxy:
+        """A proxy for a new member, to Postgres or to a gateway."""
+        if self.gateways is None or sort == others.PUSHED:
+            proxy = await self.new_proxy(self.dsn)
+        else:
+            gateway = self.gateways.next()
+            proxy = await self.new_proxy(f"postgresql://gateway@127.0.0.1:{gateway.port}/none")
+            self._gateway_of[proxy] = gateway
+        self._sort_of[proxy] = sort
+        return proxy
 
     async def new_proxy(self, dsn: str) -> Proxy:
         """A proxy in front of that address, until the end of the run."""
@@ -164,7 +174,7 @@ class Fleet:
         self.members.remove(member)
         self.note("exit", name=member.name, code=code, expected=member.expected)
         clocks.sweep(member.process.pid)
-        self.tasks.start_soon(self._see_taken_back, member.name, now_s())
+        self.tasks.start_soon(see_taken_back, self, member.name, now_s(), TIMES["lease_s"])
         if self.too_many:
             self.too_many -= 1
         elif not self.ending:
@@ -293,37 +303,6 @@ class Fleet:
             yield connection
         finally:
             connection.terminate()
-
-    async def _see_taken_back(self, name: str, since_s: float) -> None:
-        """Records how long a dead daemon's jobs waited for a rescue; if for long, also the other workers' leases."""
-        said, began_s = False, since_s
-        while True:
-            try:
-                async with self.connection(600) as db:
-                    while await db.fetchval(_HELD_BY, name):
-                        if now_s() - max(since_s, self.disturbed_s) > TIMES["lease_s"] + 1.0:
-                            if not said:
-                                self.note("still_held", name=name, workers=json.loads(await db.fetchval(_LEASES)))
-                            said = True
-                            if now_s() < began_s + GIVEN_UP_S_MAX and await db.fetchval(_ALL_LOCKED, name):
-                                # A job.transaction() on a dead connection may commit until the server ends it.
-                                since_s = now_s() - TIMES["lease_s"]
-                        await anyio.sleep(0.05)
-                break
-            except AWAY:
-                await anyio.sleep(0.05)
-        waited_s = now_s() - max(since_s, self.disturbed_s)
-        self.note("taken_back", name=name, after_s=max(0.0, waited_s))
-
-
-_HELD_BY = """SELECT EXISTS (SELECT FROM pgworkd.jobs j JOIN chaos.workers w ON w.id = j.worker_id
-                             WHERE w.name = $1 AND j.status = 'running')"""
-_ALL_LOCKED = """WITH free AS (SELECT FROM pgworkd.jobs j WHERE j.status = 'running' AND j.worker_id IN (
-                     SELECT w.id FROM chaos.workers w WHERE w.name = $1) FOR UPDATE SKIP LOCKED)
-                 SELECT NOT EXISTS (SELECT FROM free)"""
-_LEASES = """SELECT jsonb_agg(to_jsonb(w) || jsonb_build_object(
-                        'now', clock_timestamp(), 'up_since', pg_postmaster_start_time()))
-             FROM pgworkd.workers w"""
 
 
 def server_for(pg_bin: Path | None, data_dir: Path | None) -> EmbeddedPostgres:

@@ -16,6 +16,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from tests.chaos.history import now_s
+from tests.chaos.others import FOREIGN
 from tests.kits.gateway import token
 from tests.kits.proxy import Mode, Proxy
 from tests.kits.remote_daemon import SHORT_LEASES
@@ -38,6 +39,8 @@ class Gateway:
         """The exit code of a stop that was asked for."""
         self.returns = 0
         """How often it has served again after an exit."""
+        self.away_s: float | None = None
+        """How long it stays away after its next exit; None: for a moment."""
 
     @property
     def alive(self) -> bool:
@@ -78,7 +81,9 @@ class Gateways:
 
     def environment(self, proxy: Proxy) -> dict[str, str]:
         """Of a worker that goes through this proxy."""
-        return {"PGWORKD_TESTS_REMOTE": f"http://127.0.0.1:{proxy.port} {self.token}"}
+        url = f"http://127.0.0.1:{proxy.port}"
+        foreign = {"PGWORKD_URL": url, "PGWORKD_TOKEN": self.token, "PGWORKD_QUEUE": FOREIGN, "PGWORKD_LEASE_S": "3"}
+        return {"PGWORKD_TESTS_REMOTE": f"{url} {self.token}", **foreign}
 
     def members(self, gateway: Gateway) -> list[Member]:
         """The workers that go through it."""
@@ -101,7 +106,9 @@ class Gateways:
                 died_s, code = now_s(), gateway.process.returncode
                 members = self.members(gateway)
                 self._fleet.note("gateway_exit", name=gateway.name, code=code, expected=gateway.expected)
-                await anyio.sleep(self._fleet.dice.uniform(0, 0.5))
+                moment_s = self._fleet.dice.uniform(0, 0.5)
+                await anyio.sleep(moment_s if gateway.away_s is None else gateway.away_s)
+                gateway.away_s = None
                 self._spawn(gateway)
                 await self.is_serving(gateway)
                 self._absent(gateway, died_s, members)
@@ -125,9 +132,9 @@ class Gateways:
             while gateway.returns == returns:
                 await anyio.sleep(0.02)
 
-    async def kill(self, gateway: Gateway) -> None:
-        """SIGKILL; returns when it is there again."""
-        returns = gateway.returns
+    async def kill(self, gateway: Gateway, away_s: float | None = None) -> None:
+        """SIGKILL; returns when it is there again, after a moment or after `away_s`."""
+        returns, gateway.away_s = gateway.returns, away_s
         self._fleet.note("gateway_killed", name=gateway.name)
         if gateway.process is not None:
             gateway.process.kill()

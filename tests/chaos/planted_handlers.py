@@ -284,7 +284,7 @@ BUGS = (
     python(
         "a missing extra is a failure, not a wrong call",
         "cli/run",
-        "        except EmbeddedMissing as error:\n            raise UsageError(str(error)) from None\n",
+        "        except EmbeddedMissing:\n            raise\n",
         "",
         tests="tests/engine/test_cli_run.py -k missing_extra",
     ),

@@ -126,7 +126,7 @@ BUGS = (
     python(
         "a program waits for the reader of its log",
         "cli/main",
-        '            output.install(*["stderr"] if is_bench else [])\n',
+        '            output.install(*["stderr"] if is_trial else [])\n',
         "",
         tests="tests/sweeps/test_streams.py",
     ),

@@ -18,10 +18,12 @@ import asyncpg
 
 from pgworkd.client import NewJob, batch, enqueue, enqueue_many
 from tests.chaos.history import AWAY, now_s, of_this_process
-from tests.chaos.workload import DEADLY, FORKS, WITHOUT_DATABASE
+from tests.chaos.others import FOREIGN, QUEUES
+from tests.chaos.workload import ATTEMPTS_MAX, DEADLY, FORKS, WITHOUT_DATABASE
 
 CALL_S_MAX = 5.0
 KEYS = 5
+OTHERS = os.environ.get(QUEUES, "").split()
 TRANSACT = "plain" if WITHOUT_DATABASE in os.environ else "transact"
 
 
@@ -43,6 +45,8 @@ class Producer:
             self.tree: 2,
             self.unreadable: 2,
         }
+        if OTHERS:
+            self.plans[self.elsewhere] = 12
 
     def payload(self, **more: Any) -> dict[str, Any]:
         self._tokens += 1
@@ -86,6 +90,16 @@ class Producer:
     def limited(self) -> list[NewJob]:
         """Several jobs for the queue with a limit."""
         return [NewJob("limited", self.payload(seconds=self._dice.uniform(0, 0.3))) for _ in range(4)]
+
+    def elsewhere(self) -> list[NewJob]:
+        """Several jobs for those who work without the application: some may run once, others fail at first."""
+        dice, queue = self._dice, self._dice.choice(OTHERS)
+        once, again = {"kind": "charge", "max_attempts": 1}, {"kind": "plain", "max_attempts": ATTEMPTS_MAX}
+        seconds = functools.partial(dice.uniform, 0, 2.0 if queue == FOREIGN else 0.3)
+        return [
+            NewJob(queue, self.payload(seconds=seconds()), **dice.choice((once, again))),
+            NewJob(queue, self.payload(seconds=seconds(), fails=dice.randint(0, 1)), **again),
+        ]
 
     def late(self) -> list[NewJob]:
         """Commits long after the jobs were due."""

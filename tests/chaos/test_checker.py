@@ -13,6 +13,7 @@ import pytest
 from tests.chaos.checker import CHECKS
 from tests.chaos.evidence import Change, Evidence, Row, Tree
 from tests.chaos.history import History, Note, load
+from tests.chaos.others import RECEIVER
 
 pytestmark = pytest.mark.slow("daemons under faults")
 
@@ -314,6 +315,13 @@ def test_the_outcome_of_a_process_abandoned_by_its_daemon_is_ignored() -> None:
         assert found(replace(evidence, notes=[*notes, given_up])) == {}
     for other in (note(3.5, "d2", "lease.fenced"), note(3.5, "driver", "terminated", name="d1", signals=1)):
         assert found(replace(evidence, notes=[*notes, other])).keys() == {"fenced"}
+
+
+def test_a_pushed_run_belongs_to_the_daemon_that_claimed_it() -> None:
+    good, pushed = clean(), run(JOB, 1, RECEIVER, 2.1, 2.9)
+    assert found(replace(good, notes=[*good.notes[:2], *pushed, good.notes[-1]])) == {}
+    again = run(JOB, 2, RECEIVER, 3.1, 3.2)
+    assert "attempted" in found(replace(good, notes=[*good.notes[:2], *pushed, *again, good.notes[-1]]))
 
 
 def test_a_truncated_last_record_is_ignored_and_any_other_is_an_error(

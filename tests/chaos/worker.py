@@ -28,11 +28,13 @@ from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.run import unknown_kinds
 from pgworkd.process import output, stop_signals
+from pgworkd.push.daemon.daemon import PushApp, PushDaemon
 from pgworkd.remote.heartbeats import GatewayHeartbeats
 from pgworkd.remote.store import GatewayStore
 from tests.chaos.anyapp import app_of_run
 from tests.chaos.deadly import arm, make_deadly
 from tests.chaos.history import of_this_process
+from tests.chaos.others import PUSHED, SORT
 from tests.kits.daemon import made, quick_options
 
 LOG = "CHAOS_LOG"
@@ -110,7 +112,8 @@ async def main(dsn: str, level: str, changes: dict[str, float]) -> int:
     options = quick_options(dsn, connection=connection, worker_name=os.environ["CHAOS_NAME"], **changes)
     # Half of the daemons have to do without, as some systems have, so that outcomes come late, too.
     kill_timer = KillTimer.made() if int(options.worker_name[1:]) % 2 else None
-    daemon = made(app_of_run(), options, parts=(Vitals(),), end_process=_end_process, kill_timer=kill_timer)
+    make, app = (PushDaemon, PushApp()) if os.environ[SORT] == PUSHED else (made, app_of_run())
+    daemon = make(app, options, parts=(Vitals(),), end_process=_end_process, kill_timer=kill_timer)
     daemon.events.listen(_noted)
     daemon.events.listen(log.listener(level), except_for=log.below_level(level))
     with stop_signals.received() as signals:

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance import checks
-from tests.conformance.checks import CHECKS, Check
-from tests.conformance.field import fields
-from tests.conformance.lost_answers import acknowledges_what_it_has_read, admits_what_it_has_begun, misses_no_claim
+from pgworkd.conformance import checks
+from pgworkd.conformance.checks import CHECKS, Check
+from pgworkd.conformance.conformance import play
+from pgworkd.conformance.lost_answers import acknowledges_what_it_has_read, admits_what_it_has_begun, misses_no_claim
+from pgworkd.database.connection import ConnectionOptions
+from tests.kits.cli import run_bare
+from tests.kits.commands import Start, start, waits_until
 
 pytestmark = pytest.mark.slow("workers and gateways in processes of their own, behind a network that is cut")
 
+__all__ = ["start"]  # a fixture
 CLIENTS = Path(__file__).parent.parent / "clients"
 WORKERS = {
     "bash": ("jq", ["bash", str(CLIENTS / "worker.sh")]),
@@ -48,13 +52,8 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 async def test_each_worker_passes(dsn: str, command: Sequence[str]) -> None:
-    async with fields(dsn) as make:
-        for check in QUICK:
-            field = make(command)
-            try:
-                await check(field)
-            finally:
-                field.reset()
+    said: list[str] = []
+    assert await play(ConnectionOptions(dsn), command, QUICK, said.append) == 0, said
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -72,23 +71,32 @@ async def test_a_worker_that_acknowledges_wrongly_fails(
     text = (CLIENTS / "worker.mjs").read_text()
     assert right in text
     (tmp_path / "worker.mjs").write_text(text.replace(right, wrong))
-    async with fields(dsn) as make:
-        field = make(["node", str(tmp_path / "worker.mjs")])
-        try:
-            with pytest.raises(AssertionError, match=says):
-                await check(field)
-        finally:
-            field.reset()
+    said: list[str] = []
+    assert await play(ConnectionOptions(dsn), ["node", str(tmp_path / "worker.mjs")], [check], said.append) == 1
+    assert says in said[1]
 
 
-async def test_a_worker_that_does_nothing_fails_each_check(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.conformance.field.START_S", 0.2)
-    idle: Sequence[str] = ["sleep", "60"]
-    async with fields(dsn) as make:
-        for check in CHECKS:
-            field = make(idle)
-            try:
-                with pytest.raises(AssertionError):
-                    await check(field)
-            finally:
-                field.reset()
+@pytest.mark.parametrize(("command", "says"), [("sleep 60", "it registers"), ("false", "it has exited with 1")])
+async def test_a_worker_that_does_nothing_fails_each_check(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+) -> None:
+    monkeypatch.setattr("pgworkd.conformance.trial.START_S", 0.2)
+    said: list[str] = []
+    assert await play(ConnectionOptions(dsn), command.split(), CHECKS, said.append) == len(CHECKS)
+    assert [line for line in said if says in line] == said[1::3]
+
+
+def test_a_stop_ends_the_workers_too(start: Start, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    run = start("conformance", "--only", "registers", "--", "sh", "-c", f"echo $$ > {pid}; exec sleep 60")
+    waits_until(lambda: pid.exists() and pid.read_text())
+    run.stop()
+    assert run.ends() == 1
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    assert "no such program" in run_bare("conformance", "--", "no-such-worker").stderr
+    assert "did you mean keeps_text?" in run_bare("conformance", "--only", "keep_text", "--", "true").stderr
+    result = run_bare("conformance", "--only", "registers", "--", "true")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, "0 of 1 checks passed")

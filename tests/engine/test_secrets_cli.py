@@ -78,7 +78,7 @@ OFFLINE = {"config show", "grants", "health", "alerts", "grafana"}
 """They do not use the database."""
 NO_SETTINGS = {"grants", "alerts", "grafana"}
 """They read none."""
-SERVICES = {"run", "push", "dev", "demo", "autoscale", "exporter", "bench", "serve"}
+SERVICES = {"run", "push", "dev", "demo", "autoscale", "exporter", "bench", "conformance", "serve"}
 """They run until stopped: tests/engine/test_secrets.py checks them as processes."""
 AUTOSCALE = ["-q", "q", "--max", "1", "--up-at", "9", "--down-at", "1", "--", "true"]
 MISPLACED = {

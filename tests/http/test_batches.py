@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ PAYROLL = {
     "payloads": [{"employee": n} for n in range(EMPLOYEES)],
     "sealed": True,
 }
+_CANCEL = "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = $1))"
 
 
 async def test_the_payroll_story_in_one_call(dsn: str) -> None:
@@ -131,3 +133,60 @@ async def test_the_job_after_a_batch_keeps_its_digits_and_its_meta(dsn: str, db:
         assert "12345678901234567890.123456789" in stored
         assert '"meta": {"trace": {"t": 1.50}}' in stored
         assert '"amount": 1.10' in stored
+
+
+async def test_trees_are_found_by_name_key_and_queue(dsn: str) -> None:
+    async with calling(dsn) as call:
+        made = {}
+        for name, key, queue in (("a", "1", "p"), ("a", "2", "p"), ("a", "1", "q"), ("b", None, "p")):
+            body = {"name": name, "dedupe_key": key, "queue": queue, "children": [{"name": "below"}], "payloads": [{}]}
+            made[name, key, queue] = (await call.ok("POST", "/v1/batches", body))["id"]
+        newest = list(reversed(made.values()))
+
+        async def found(query: str) -> list[str]:
+            return [each["id"] for each in (await call.ok("GET", f"/v1/batches?{query}"))["batches"]]
+
+        assert await found("") == newest
+        for query in (
+            "name=a&dedupe_key=1",
+            "queue=p",
+            "name=b",
+            "dedupe_key=2",
+            "name=a&dedupe_key=1&queue=q",
+            "name=x",
+        ):
+            wanted = dict(pair.split("=") for pair in query.split("&"))
+            assert await found(query) == [
+                id_
+                for (name, key, queue), id_ in reversed(made.items())
+                if wanted.items() <= {"name": name, "dedupe_key": key, "queue": queue}.items()
+            ], query
+        first = await call.ok("GET", "/v1/batches?limit=3")
+        rest = await call.ok("GET", f"/v1/batches?limit=3&cursor={first['next']}")
+        assert [each["id"] for each in first["batches"] + rest["batches"]] == newest
+        assert rest["next"] is None
+        assert (first["batches"][0]["batches"], first["batches"][0]["total"]) == (2, 1)
+        narrow = also(call, await token(dsn, {"read": ["q"]}))
+        assert (await narrow.problem("GET", "/v1/batches"))[:2] == (403, "forbidden")
+        assert len((await narrow.ok("GET", "/v1/batches?queue=q"))["batches"]) == 1
+
+
+async def test_a_wait_ends_with_the_tree(dsn: str, db: Db) -> None:
+    tree = {"name": "a", "queue": "q", "sealed": True, "payloads": [{}]}
+    tree["children"] = [{"name": "b", "sealed": True, "payloads": [{}]}]
+    async with calling(dsn) as call:
+        ids = (await call.ok("POST", "/v1/batches", tree))["ids"]
+        gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
+        assert (await call.ok("GET", f"/v1/batches/{ids['a']}?wait_s=0.05"))["state"] == "sealed"
+        async with asyncio.TaskGroup() as tasks:
+            waits = {name: tasks.create_task(call.ok("GET", f"/v1/batches/{ids[name]}?wait_s=60")) for name in ids}
+            await until(lambda: gateway.waits.taken == 2)
+            await db.execute(
+                "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = $1))", ids["a/b"]
+            )
+            assert (await waits["a/b"])["done"] == 1
+            assert not waits["a"].done()
+            await db.execute(_CANCEL, ids["a"])
+            ended = await waits["a"]
+        assert [each["state"] for each in (ended, *ended["below"])] == ["completed with failures"] * 2
+        assert (await call.ok("GET", f"/v1/batches/{ids['a']}?wait_s=60"))["done"] == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -169,3 +171,21 @@ def test_every_fault_has_a_pointer(value: Any, name: str, depth: int) -> None:
     with pytest.raises(InvalidPayload) as refused:
         encode(wrong)
     assert pointer(refused.value.path).startswith("/payload")
+
+
+async def test_a_body_that_no_route_would_read_is_refused(dsn: str) -> None:
+    async with calling(dsn) as call:
+        paths = (await call.ok("GET", "/v1/openapi.json"))["paths"]
+        bodiless = [
+            (method.upper(), re.sub(r"\{\w+_id\}", str(UUID(int=7)), path))
+            for path, methods in paths.items()
+            for method, described in methods.items()
+            if method in ("post", "put", "patch") and "requestBody" not in described
+        ]
+        assert len(bodiless) > 5
+        for method, path in bodiless:
+            status, slug, problem = await call.problem(method, path, {"delay_s": 5})
+            assert (status, slug) == (422, "invalid"), path
+            assert "takes no body" in problem["detail"]
+            for fine in ({}, None):
+                assert "takes no body" not in (await call(method, path, fine)).text, path

@@ -86,6 +86,13 @@ def test_clients_can_be_generated_from_it() -> None:
     members = [
         each for schema in found["components"]["schemas"].values() for each in schema.get("properties", {}).values()
     ]
+    closed = {"state", "mode", "status", "outcome", "source"}
+    schemas = found["components"]["schemas"]
+    for name, schema in schemas.items():
+        for member in closed & schema.get("properties", {}).keys() - ({"status"} if name == "ProblemOut" else set()):
+            shown = json.dumps(schema["properties"][member])
+            shown += "".join(json.dumps(schemas[each]) for each in re.findall(r"/(\w+)\"", shown))
+            assert '"enum"' in shown or '"const"' in shown, (name, member)
     assert not any("default" in each for each in members), "one with a default counts as one that must be sent"
 
 

@@ -1,4 +1,4 @@
-"""The gateway behind nginx and HAProxy, with the configurations of docs/proxies.md, and with nginx' defaults."""
+"""The gateway behind nginx, HAProxy and Caddy, with the configurations of docs/proxies.md, and with nginx' defaults."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ http {{
 """
 USER = "user root;" if os.geteuid() == 0 else ""
 """The files of the test are its user's."""
+CADDY = "{{\n admin off\n}}\n{server}"
 DEFAULTS = "server { listen 127.0.0.1:8080; location / { proxy_pass http://127.0.0.1:7433; } }"
 SIZES = (0, 1, 50_000, 140_000, 1_000_000)
 """Of payloads: below and above what servers and clients read at once."""
@@ -54,6 +55,9 @@ def configured(which: str) -> tuple[str, str, str]:
     if which == "haproxy":
         (text,) = blocks("HAProxy")
         return "haproxy", text, ""
+    if which == "caddy":
+        (text,) = blocks("Caddy")
+        return "caddy", CADDY.format(server=text.replace("jobs.example.com", "http://127.0.0.1:8080")), ""
     server, location = blocks("nginx")
     if which == "nginx below a path":
         return "nginx", re.sub(r"    location / \{.*?\n    \}\n", lambda _: location, server, flags=re.DOTALL), "/jobs"
@@ -72,9 +76,12 @@ def proxying(which: str, gateway: str, folder: Path) -> Iterator[str]:
         "127.0.0.1:8080", f"127.0.0.1:{port}"
     )
     config = folder / "config"
-    is_nginx = program == "nginx"
-    config.write_text(NGINX.format(folder=folder, server=text, user=USER) if is_nginx else text)
-    arguments = ["-c", str(config), "-e", str(folder / "error.log")] if is_nginx else ["-db", "-f", str(config)]
+    config.write_text(NGINX.format(folder=folder, server=text, user=USER) if program == "nginx" else text)
+    arguments = {
+        "nginx": ["-c", str(config), "-e", str(folder / "error.log")],
+        "haproxy": ["-db", "-f", str(config)],
+        "caddy": ["run", "--config", str(config), "--adapter", "caddyfile"],
+    }[program]
     with subprocess.Popen([program_path, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             url = f"http://127.0.0.1:{port}{path}"
@@ -91,7 +98,7 @@ def answers(url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("which", ["nginx", "nginx below a path", "nginx, defaults", "haproxy"])
+@pytest.mark.parametrize("which", ["nginx", "nginx below a path", "nginx, defaults", "haproxy", "caddy"])
 async def test_a_gateway_behind_a_proxy(dsn: str, db: Db, tmp_path: Path, which: str) -> None:
     secret = await token(dsn)
     headers = {"Authorization": f"Bearer {secret}"}

@@ -1,7 +1,4 @@
-"""What we send, taken by the package of Standard Webhooks for JavaScript, and by the page's receiver in TypeScript.
-
-Needs node and the packages of tests/clients/package.json: `npm ci` there, or elsewhere, with NODE_PATH saying where.
-"""
+"""What we send, taken by the package of Standard Webhooks for JavaScript, and by the page's receiver in TypeScript."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,6 +17,7 @@ import pytest
 from pgworkd.push.message import body_of_test, headers
 from tests.kits.daemon import insert, until, waits_for_status
 from tests.kits.docs import blocks
+from tests.kits.node import MODULES, compiled, needs_packages, program_of
 from tests.kits.push import pushing, put_endpoint
 from tests.kits.server import free_port
 from tests.kits.verbs import Db
@@ -30,19 +27,7 @@ SECRET = bytes(range(32))
 TEXT = "whsec_" + base64.b64encode(SECRET).decode()
 
 
-def _modules() -> Path | None:
-    """Where the packages are; None: nowhere."""
-    places = [HERE.parent / "clients" / "node_modules", *map(Path, os.environ.get("NODE_PATH", "").split(":"))]
-    return next((place for place in places if (place / "standardwebhooks").is_dir()), None)
-
-
-MODULES = _modules()
-pytestmark = [
-    pytest.mark.skipif(
-        shutil.which("node") is None or MODULES is None, reason="no node, or no packages: npm ci in tests/clients"
-    ),
-    pytest.mark.slow("compilers and programs of node"),
-]
+pytestmark = [needs_packages, pytest.mark.slow("compilers and programs of node")]
 
 
 def _verdicts(*sent: tuple[bytes, dict[str, str], str]) -> list[str]:
@@ -90,15 +75,9 @@ def receiver(tmp_path: Path) -> Iterator[str]:
     (block,) = [each for each in blocks("docs/push.md") if each.language == "typescript"]
     port = free_port()
     (tmp_path / "receiver.ts").write_text(re.sub(r"\b8099\b", str(port), block.text), encoding="utf-8")
-    (tmp_path / "node_modules").symlink_to(MODULES or "")
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    options = ["--strict", "--target", "es2022", "--module", "nodenext", "--outDir", str(tmp_path / "out")]
-    compiler = [str(tmp_path / "node_modules" / "typescript" / "bin" / "tsc"), *options, "receiver.ts"]
-    done = subprocess.run(["node", *compiler], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    (tmp_path / "out" / "package.json").write_text('{"type": "module"}')
+    program_of(tmp_path)
     env = os.environ | {"PGWORKD_SECRET_BILLING": TEXT}
-    command = ["node", str(tmp_path / "out" / "receiver.js")]
+    command = ["node", str(compiled(tmp_path) / "receiver.js")]
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("receiving")

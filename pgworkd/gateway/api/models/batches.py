@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import Field
 
-from pgworkd.admin.batches import ResultRow
+from pgworkd.admin.batches import ResultRow, TreeRow
 from pgworkd.client.batch_types import Progress
 from pgworkd.client.new_job import NewJob
 from pgworkd.gateway.api.models.jobs import (
@@ -122,11 +122,26 @@ class Sealed(Answer):
 class BatchState(Answer, row=Progress):
     """The progress of one batch: `done` of `total` jobs have finished."""
 
+    state: Literal["open", "sealed", "cancelling", "cancelled", "completed", "completed with failures"]
+
 
 class BatchOut(BatchState):
     """A batch, and all `below` it."""
 
     below: list[BatchState]
+
+
+class TreeOut(Answer, row=TreeRow):
+    """A tree of batches, by its root."""
+
+    state: Literal["running", "cancelling", "cancelled", "completed", "completed with failures"]
+
+
+class TreePage(Answer):
+    """Trees; `next`: the cursor of the next page, null after the last one."""
+
+    batches: list[TreeOut]
+    next: UUID | None
 
 
 class ResultOut(Answer, row=ResultRow, without=("batch_id",)):

@@ -25,8 +25,10 @@ class EndpointIn(Model):
 
 
 class EndpointOut(Answer, row=EndpointRow):
-    """An endpoint. `state`: live, paused or disabled; `reason`: why; `url`, `headers`: for the scope admin."""
+    """An endpoint. `reason`: why it is not live; `url`, `headers`: for the scope admin."""
 
+    mode: Literal["sync", "callback"]
+    state: Literal["live", "paused", "disabled"]
     url: str | None
     headers: dict[str, str] | None
 

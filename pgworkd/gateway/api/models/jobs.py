@@ -6,6 +6,7 @@ by the verbs, as for every caller.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
@@ -30,6 +31,14 @@ def _text_only(value: object) -> object:
     return value
 
 
+def _instant(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - pydantic reports it
+    if not re.match(r"\d{4}-\d\d", value):  # a number would count as seconds since the epoch
+        raise ValueError("must be an instant with its zone, such as 2026-11-29T12:00:00Z")
+    return value
+
+
 def shown(chars_max: int) -> BeforeValidator:
     """Text for people: a lone surrogate in it is not refused, but shown as its escape."""
 
@@ -49,7 +58,7 @@ def _object(value: object) -> JsonText:
 
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
 Key = Annotated[str, Field(min_length=1, max_length=KEY_CHARS_MAX)]
-Instant = Annotated[AwareDatetime, BeforeValidator(_text_only), Field(strict=False)]
+Instant = Annotated[AwareDatetime, BeforeValidator(_instant), Field(strict=False)]
 Id = Annotated[UUID, BeforeValidator(_text_only), Field(strict=False)]
 Payload = Annotated[Any, AfterValidator(_object), WithJsonSchema({"type": "object"})]
 Delay = Annotated[float, Field(ge=0, le=DELAY_S_MAX)]

@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from pgworkd.admin.dead import DeadGroup
 from pgworkd.admin.queries import AuditRow, ListedSchedule, QueueRow, WorkerRow
 from pgworkd.admin.tokens import TokenRow
+from pgworkd.core.job import Status
 from pgworkd.core.recurrence import MISSED_GRACE_S
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.gateway.api.models.jobs import (
@@ -38,7 +39,7 @@ class FilterIn(Model):
     kind: Name | None = None
     key: Key | None = Field(None, description="Any of a job's three keys")
     batch: Id | None = None
-    status: str | None = None
+    status: Annotated[str, WithJsonSchema({"type": "string", "enum": [*Status]})] | None = None
     all_queues: bool = Field(False, description="Needed for a filter without queue, kind, key and batch")
     limit: Limit = Field(ROWS_MAX, description="Jobs in this call")
 
@@ -129,6 +130,9 @@ class EnableIn(Model):
 class ScheduleOut(Answer, row=ListedSchedule):
     """A schedule. `source`: code or sql. `next_at`: when its pending occurrence is due; `status`: of that job."""
 
+    source: Literal["code", "sql"]
+    status: Status | None
+
 
 class SchedulesOut(Answer):
     """Schedules, by name."""
@@ -150,7 +154,12 @@ class Removed(Answer):
 
 
 class WorkerOut(Answer, row=WorkerRow):
-    """A worker. `kind`: daemon, gateway or remote; `state`: running, blocked, stopping, vanished or lost."""
+    """A worker."""
+
+    kind: Literal["daemon", "gateway", "remote"] = Field(description="remote: it works through a gateway")
+    state: Literal["running", "blocked", "stopping", "vanished", "lost"] = Field(
+        description="blocked: its event loop; vanished: somebody deleted its row; lost: it is presumed dead"
+    )
 
 
 class WorkersOut(Answer):
@@ -214,7 +223,9 @@ class TokenMade(Answer):
 
 
 class TokenOut(Answer, row=TokenRow):
-    """A token without its secret. `state`: live, expired or revoked."""
+    """A token without its secret."""
+
+    state: Literal["live", "expired", "revoked"]
 
 
 class TokensOut(Answer):

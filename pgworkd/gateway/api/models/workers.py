@@ -305,4 +305,4 @@ class Asked(Answer):
     """The worker learns it with its next beat."""
 
     worker: int
-    state: str | None
+    state: Literal["quiet", "stop"] | None

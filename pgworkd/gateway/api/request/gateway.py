@@ -28,6 +28,7 @@ from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
+from pgworkd.gateway.api.request.batch_waits import BatchWaits
 from pgworkd.gateway.api.request.caller import CALLER, IS_CLOSING, ON_CLOSING
 from pgworkd.gateway.api.request.enqueues import Enqueues
 from pgworkd.gateway.api.request.live_lists import LiveList
@@ -89,6 +90,7 @@ class Gateway:
         self.database = RequestPool(options.database, options.connections_max, lambda: turns.turn(CALLER.get()))
         self._enqueues = Enqueues(self.database)
         self._lookups = RequestPool(options.database, 1)
+        self.batch_waits = BatchWaits(self.database.lookups())
         self._authorize = authorize or Tokens(self._lookups)
         self._rate = Rate(options.requests_per_s, max(1, math.ceil(options.requests_per_s)), RATED_MAX)
         self._results: Results | None = None
@@ -129,6 +131,7 @@ class Gateway:
             ):
                 self._readers = readers
                 readers.start_soon(self._loop_watch.run)
+                readers.start_soon(self.batch_waits.run)
                 readers.start_soon(self._reader.read)  # the log says at once if the database does not answer
                 for each in self.lists.values():
                     readers.start_soon(each.run)

@@ -30,9 +30,13 @@ class Route(APIRoute):
 
     request_class: type[JsonRequest] = JsonRequest
     is_authorized = True
+    reads_itself = False
+    """True: the route's function reads the body."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        is_change = bool({"POST", "PUT", "PATCH"}.intersection(self.methods or ()))
+        self._is_bodiless = is_change and self.body_field is None and not self.reads_itself
         self._arguments = _Arguments(self.dependant, strict=self.is_authorized)
         self._call: Callable[..., Awaitable[Response]] = self.endpoint
         self.app = self._answer
@@ -42,6 +46,8 @@ class Route(APIRoute):
         if self.is_authorized:
             request.state.access = await self._access(request)
         began_s = time.monotonic()
+        if self._is_bodiless:
+            await _check_no_body(request)
         arguments = await self._arguments.of(request)
         if self.is_authorized and time.monotonic() - began_s > CHECKED_S:  # the body took its time
             await gateway_of(request).still_allowed(request)
@@ -57,6 +63,12 @@ class BulkRoute(Route):
     """A route that reads large bodies."""
 
     request_class = BulkRequest
+
+
+class StreamRoute(Route):
+    """A route whose function reads the body as it comes."""
+
+    reads_itself = True
 
 
 class OpenRoute(Route):
@@ -120,6 +132,14 @@ def _add(found: dict[str, Any], errors: list[Any], field: Any, at: tuple[str, ..
         errors.append({"type": "missing", "loc": at, "msg": "Field required", "input": None})
     else:
         found[field.name] = field.default
+
+
+async def _check_no_body(request: JsonRequest) -> None:
+    """Raises Problem for a body that nobody would read: who sends one wants something that would not be done."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return
+    if (await request.body()).strip() not in (b"", b"{}", b"null"):
+        raise Problem("invalid", "this route takes no body: leave it out, or send {}")
 
 
 def _value(request: JsonRequest, body: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from pgworkd.gateway.api.models.batches import (
     Deleted,
     ResultsPage,
     Sealed,
+    TreePage,
 )
 from pgworkd.gateway.api.models.jobs import Ids
 from pgworkd.gateway.api.request.access import access_of, need
@@ -28,7 +30,7 @@ from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import BulkRoute
-from pgworkd.gateway.api.routes.visible import PathId, needed_any
+from pgworkd.gateway.api.routes.visible import PathId, WaitS, needed_any
 
 router = APIRouter(prefix="/v1", tags=["batches"], route_class=BulkRoute)
 PAGE = 500
@@ -135,18 +137,44 @@ async def seal_batch(request: Request, batch_id: PathId) -> Response:
         return Json({"id": batch_id, "sealed": await gateway.admin_on(connection).batches.seal(batch_id)})
 
 
-@router.get("/batches/{batch_id}", response_model=BatchOut, responses=documented("not-found"))
-async def get_batch(request: Request, batch_id: PathId) -> Response:
-    """The progress of a batch and of all below it, parents first."""
+@router.get("/batches", response_model=TreePage, responses=documented())
+async def list_batches(
+    request: Request,
+    *,
+    name: Annotated[str | None, Query(max_length=200, description="Of the root")] = None,
+    dedupe_key: Annotated[str | None, Query(max_length=512)] = None,
+    queue: Annotated[str | None, Query(max_length=200, description="Of the root")] = None,
+    cursor: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
+) -> Response:
+    """Trees of batches, the newest first."""
+    need(request, "read", queue)
+    async with gateway_of(request).admin() as admin:
+        found = await admin.batches.find(name, limit, key=dedupe_key, queue=queue, before=cursor)
+    more = found[-1].id if len(found) == limit else None
+    return Json({"batches": [each._asdict() for each in found], "next": more})
+
+
+@router.get("/batches/{batch_id}", response_model=BatchOut, responses=documented("not-found", "too-many-waiters"))
+async def get_batch(request: Request, batch_id: PathId, wait_s: WaitS = 0) -> Response:
+    """The progress of a batch and of all below it, parents first.
+
+    With `wait_s` as soon as it has finished, to within a second: a root with its whole tree.
+    """
+    gateway = gateway_of(request)
+    tree = await _tree(request, batch_id)
+    if wait_s and not all(each.finished for each in tree):
+        end = partial(gateway.batch_waits.end, batch_id, wait_s)
+        await gateway.waited(request, end, gateway.waits.place(access_of(request).name))
+        tree = await _tree(request, batch_id)
+    return Json(tree[0]._asdict() | {"below": [each._asdict() for each in tree[1:]]})
+
+
+async def _tree(request: Request, batch_id: UUID) -> list[Progress]:
     gateway = gateway_of(request)
     async with gateway.database.transaction() as connection:
         await _allowed(request, connection, batch_id, "read")
-        tree = await gateway.admin_on(connection).batches.tree(batch_id)
-    return Json(_progress(tree[0]) | {"below": [_progress(each) for each in tree[1:]]})
-
-
-def _progress(one: Progress) -> dict[str, Any]:
-    return one._asdict()
+        return await gateway.admin_on(connection).batches.tree(batch_id)
 
 
 @router.get("/batches/{batch_id}/results", response_model=ResultsPage, responses=documented("not-found"))

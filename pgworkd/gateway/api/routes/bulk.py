@@ -24,11 +24,11 @@ from pgworkd.gateway.api.request.failures import clearer
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem, pointer
-from pgworkd.gateway.api.request.route import BulkRoute, Route
+from pgworkd.gateway.api.request.route import BulkRoute, StreamRoute
 from pgworkd.gateway.api.routes.visible import may_wait_for
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
-stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
+stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=StreamRoute)
 _DOCUMENTED = documented(*BODY, "duplicate-key", "key-reused", "unknown-dependency")
 LINES_MAX = 1_000_000
 LINE_BYTES_MAX = 2 * 1024 * 1024

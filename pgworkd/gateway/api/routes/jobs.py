@@ -6,7 +6,7 @@ import hashlib
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from pgworkd.admin.queries import JobDetails
 from pgworkd.client import Enqueued, enqueue, enqueue_once
@@ -33,11 +33,9 @@ from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
-from pgworkd.gateway.api.routes.visible import PathId, may_wait_for, needed_any, visible
+from pgworkd.gateway.api.routes.visible import PathId, WaitS, may_wait_for, needed_any, visible
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
-WAIT_S_MAX = 60.0
-WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end of the job")]
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="Edit only a job that has this ETag")]
 _TEXTS = ("payload", "meta", "result", "errors")
 

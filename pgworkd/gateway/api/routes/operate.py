@@ -6,13 +6,12 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AwareDatetime
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.jobs import MATCHED_MAX, JobSelection
 from pgworkd.admin.listing import Listed
 from pgworkd.admin.operations import operate as operate_all
-from pgworkd.gateway.api.models.jobs import JobPage
+from pgworkd.gateway.api.models.jobs import Instant, JobPage
 from pgworkd.gateway.api.models.operators import FilterIn, Matches, Operated
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
@@ -37,8 +36,8 @@ async def list_jobs(
     key: Annotated[str | None, Query(max_length=512, description="Any of a job's three keys")] = None,
     batch: UUID | None = None,
     error_group: Annotated[int | None, Query(ge=1, lt=2**63, description="`group` of /v1/dead")] = None,
-    since: Annotated[AwareDatetime | None, Query(description="Created from this instant on")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="Created before this instant")] = None,
+    since: Annotated[Instant | None, Query(description="Created from this instant on")] = None,
+    until: Annotated[Instant | None, Query(description="Created before this instant")] = None,
     cursor: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:

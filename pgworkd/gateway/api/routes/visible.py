@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Path, Request
+from fastapi import Path, Query, Request
 from pydantic import BeforeValidator
 
 from pgworkd.admin.admin import Admin
@@ -21,6 +21,8 @@ from pgworkd.gateway.api.request.problems import Problem
 PathName = Annotated[str, BeforeValidator(plain), Path(min_length=1, max_length=200)]
 """A name in a path; a `/` in it is sent as %2F."""
 PathId = Annotated[UUID, Path()]
+WAIT_S_MAX = 60.0
+WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end")]
 
 
 async def visible(request: Request, admin: Admin, job_id: UUID, *scopes: str) -> JobDetails:

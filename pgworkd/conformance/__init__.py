@@ -1,0 +1,1 @@
+"""`pgworkd conformance`: is a worker in another language right?"""

@@ -1,0 +1,68 @@
+"""The conformance program: plays what happens in the field to a worker, one check after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from pgworkd.conformance.checks import CHECKS, Check
+from pgworkd.conformance.trial import Trial, Unmet, trials
+from pgworkd.core.validation import closest
+from pgworkd.database import schema
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.embedded import EmbeddedPostgres
+from pgworkd.errors import UsageError
+
+CHECK_S = 120.0
+"""The time limit of a check."""
+Say = Callable[[str], None]
+
+
+def main(command: Sequence[str], only: Sequence[str], say: Say) -> int:
+    """Plays all checks, or those of these names, before a worker that this command starts; 1 if one fails, else 0.
+
+    `say` prints a line. Raises UsageError for a name that no check has, PgworkdError if Postgres or the gateway does
+    not start.
+    """
+    chosen = [check for check in CHECKS if not only or check.__name__ in only]
+    names = [check.__name__ for check in CHECKS]
+    for name in only:
+        if name not in names:
+            found = closest(name, names)
+            hint = f"did you mean {found}?" if found else f"there are: {', '.join(names)}"
+            raise UsageError(f"--only {name}: there is no such check; {hint}")
+    with EmbeddedPostgres() as server:
+        failed = anyio.run(play, ConnectionOptions(server.dsn()), command, chosen, say)
+    say(f"{len(chosen) - failed} of {len(chosen)} checks passed")
+    return 1 if failed else 0
+
+
+async def play(options: ConnectionOptions, command: Sequence[str], checks: Sequence[Check], say: Say) -> int:
+    """Plays these checks on an empty database; how many fail."""
+    await schema.migrate(options)
+    failed = 0
+    async with trials(options) as make:
+        for check in checks:
+            failed += not await _passes(check, make(command), say)
+    return failed
+
+
+async def _passes(check: Check, trial: Trial, say: Say) -> bool:
+    began, fault = time.monotonic(), None
+    try:
+        with anyio.fail_after(CHECK_S):
+            await check(trial)
+    except Unmet as error:
+        fault = str(error)
+    except TimeoutError:
+        fault = f"not within {CHECK_S:g} s"
+    finally:
+        with anyio.CancelScope(shield=True):
+            said = await trial.reset()
+    say(f"{'ok  ' if fault is None else 'FAIL'}  {check.__doc__}  ({time.monotonic() - began:.1f} s)")
+    if fault is not None:
+        say(f"      {check.__name__}: {fault}")
+        say(f"      the worker printed: {said or 'nothing'}")
+    return fault is None
