@@ -46,7 +46,7 @@ class Producer:
             self.unreadable: 2,
         }
         if OTHERS:
-            self.plans[self.elsewhere] = 12
+            self.plans[self.elsewhere] = 40
 
     def payload(self, **more: Any) -> dict[str, Any]:
         self._tokens += 1
