@@ -48,6 +48,13 @@ BUGS = (
         tests=_ADDRESSES,
     ),
     python(
+        "a silent name server holds up all look-ups",
+        "core/look_up",
+        'threading.Thread(target=ask, name=f"pgworkd look-up {name}", daemon=True).start()',
+        "loop.run_in_executor(None, ask)",
+        tests="tests/push/test_sender.py -k silent_name_server",
+    ),
+    python(
         "a silent name server keeps the process from ending",
         "core/look_up",
         'name=f"pgworkd look-up {name}", daemon=True)',

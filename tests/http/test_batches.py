@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import asyncpg
+import pytest
 
+from pgworkd.gateway.api.request import batch_waits
 from tests.kits.daemon import running, until
 from tests.kits.gateway import also, calling, token
 from tests.stories.test_10_payroll import Payroll
@@ -23,7 +25,7 @@ PAYROLL = {
     "payloads": [{"employee": n} for n in range(EMPLOYEES)],
     "sealed": True,
 }
-_CANCEL = "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = $1))"
+_CANCEL = "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = ANY ($1::uuid[])))"
 
 
 async def test_the_payroll_story_in_one_call(dsn: str) -> None:
@@ -171,22 +173,22 @@ async def test_trees_are_found_by_name_key_and_queue(dsn: str) -> None:
         assert len((await narrow.ok("GET", "/v1/batches?queue=q"))["batches"]) == 1
 
 
-async def test_a_wait_ends_with_the_tree(dsn: str, db: Db) -> None:
-    tree = {"name": "a", "queue": "q", "sealed": True, "payloads": [{}]}
-    tree["children"] = [{"name": "b", "sealed": True, "payloads": [{}]}]
+async def test_a_wait_ends_with_the_tree(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_waits, "PERIOD_S", 0.01)
+    below = [{"name": name, "sealed": True, "payloads": [{}]} for name in ("b", "c")]
+    tree = {"name": "a", "queue": "q", "sealed": True, "payloads": [{}], "children": below}
     async with calling(dsn) as call:
         ids = (await call.ok("POST", "/v1/batches", tree))["ids"]
         gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
         assert (await call.ok("GET", f"/v1/batches/{ids['a']}?wait_s=0.05"))["state"] == "sealed"
+        await until(lambda: not gateway.batch_waits._wanted.is_set())
         async with asyncio.TaskGroup() as tasks:
             waits = {name: tasks.create_task(call.ok("GET", f"/v1/batches/{ids[name]}?wait_s=60")) for name in ids}
-            await until(lambda: gateway.waits.taken == 2)
-            await db.execute(
-                "SELECT pgworkd.cancel(ARRAY(SELECT id FROM pgworkd.jobs WHERE batch_id = $1))", ids["a/b"]
-            )
+            await until(lambda: gateway.waits.taken == len(ids))
+            await db.execute(_CANCEL, [ids["a"], ids["a/b"]])
             assert (await waits["a/b"])["done"] == 1
             assert not waits["a"].done()
-            await db.execute(_CANCEL, ids["a"])
+            await db.execute(_CANCEL, [ids["a/c"]])
             ended = await waits["a"]
-        assert [each["state"] for each in (ended, *ended["below"])] == ["completed with failures"] * 2
+        assert [each["state"] for each in (ended, *ended["below"])] == ["completed with failures"] * 3
         assert (await call.ok("GET", f"/v1/batches/{ids['a']}?wait_s=60"))["done"] == 1

@@ -57,6 +57,8 @@ BAD = {
     "a fraction for an integer": (b'{"queue": "q", "priority": 1.5}', (422,)),
     "a huge number": (b'{"queue": "q", "priority": 9007199254740993}', (422,)),
     "a number that no float holds": (b'{"queue": "q", "payload": {"a": 1e400}}', (422,)),
+    "a number in text for an instant": (b'{"queue": "q", "run_at": "0.5"}', (422,)),
+    "an instant without its zone": (b'{"queue": "q", "run_at": "2026-11-29T12:00:00"}', (422,)),
     "5,000 digits": (b'{"queue": "q", "priority": ' + b"9" * 5000 + b"}", (400,)),
     "5,000 digits in a payload": (b'{"queue": "q", "payload": {"a": ' + b"9" * 5000 + b"}}", (422,)),
     "1e5000 in a payload": (b'{"queue": "q", "payload": {"a": 1e5000}}', (422,)),
@@ -189,3 +191,13 @@ async def test_a_body_that_no_route_would_read_is_refused(dsn: str) -> None:
             assert "takes no body" in problem["detail"]
             for fine in ({}, None):
                 assert "takes no body" not in (await call(method, path, fine)).text, path
+
+
+@pytest.mark.parametrize("at", ["0.5", "1767225600", "2026-11-29", "yesterday"])
+async def test_a_list_since_what_is_no_instant_is_refused(dsn: str, at: str) -> None:
+    async with calling(dsn) as call:
+        for name in ("since", "until"):
+            assert (await call.problem("GET", f"/v1/jobs?{name}={at}"))[:2] == (422, "invalid")
+        assert (
+            await call("GET", "/v1/jobs?since=2026-11-29T12:00:00Z&until=2026-11-29T12:00%2B01:00")
+        ).status_code == 200
