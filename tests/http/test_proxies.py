@@ -17,9 +17,11 @@ from typing import Any, TypeAlias
 import asyncpg
 import httpx
 import pytest
+import requests
 
 from tests.kits.commands import waits_until
 from tests.kits.gateway import served, token
+from tests.kits.node import CLIENTS
 from tests.kits.planting import ROOT
 from tests.kits.server import free_port
 
@@ -66,7 +68,10 @@ def configured(which: str) -> tuple[str, str, str]:
 
 @contextlib.contextmanager
 def proxying(which: str, gateway: str, folder: Path) -> Iterator[str]:
-    """A proxy in front of the gateway; its address."""
+    """A proxy in front of the gateway, or none; its address."""
+    if which == "none":
+        yield gateway
+        return
     program, text, path = configured(which)
     program_path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program_path is None:
@@ -98,8 +103,8 @@ def answers(url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("which", ["nginx", "nginx below a path", "nginx, defaults", "haproxy", "caddy"])
-async def test_a_gateway_behind_a_proxy(dsn: str, db: Db, tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize("which", ["none", "nginx", "nginx below a path", "nginx, defaults", "haproxy", "caddy"])
+async def test_a_gateway_behind_a_proxy_and_without_one(dsn: str, db: Db, tmp_path: Path, which: str) -> None:
     secret = await token(dsn)
     headers = {"Authorization": f"Bearer {secret}"}
 
@@ -114,6 +119,7 @@ async def test_a_gateway_behind_a_proxy(dsn: str, db: Db, tmp_path: Path, which:
             waits(client)
             follows(client)
             curled(url, secret, tmp_path)
+            with_others(url, secret)
 
     await asyncio.to_thread(play)
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE payload IS NULL") == 0
@@ -169,6 +175,20 @@ def follows(client: httpx.Client) -> None:
     with client.stream("GET", "/v1/events?of=audit&for_s=5") as events:
         assert next(line for line in events.iter_lines() if line.startswith("event:")) == "event: audit"
         assert time.monotonic() - began < 4
+
+
+def with_others(url: str, secret: str) -> None:
+    """Clients of other languages, as far as they are installed; `requests` is."""
+    whole = json.dumps({"queue": "q", "payload": {"text": "x" * SIZES[-1]}}).encode()
+    for body in (whole, (whole[at : at + 100_000] for at in range(0, len(whole), 100_000))):
+        headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        assert requests.post(f"{url}/v1/jobs", data=body, headers=headers, timeout=60).status_code == 201
+    commands = {"node": ["node", "sizes.mjs"], "javac": ["java", "Sizes.java"], "go": ["go", "run", "sizes.go"]}
+    for program, command in commands.items():
+        if shutil.which(program) is not None:
+            called = [*command, url, secret, *map(str, SIZES)]
+            done = subprocess.run(called, cwd=CLIENTS, capture_output=True, text=True, check=False)
+            assert done.stdout.split() == ["201", "true"] * 2 * len(SIZES), (program, done.stdout, done.stderr)
 
 
 def curled(url: str, secret: str, folder: Path) -> None:
