@@ -98,7 +98,7 @@ class TokenOperations:
         """What the gateway checks tokens by; without those that are unknown, expired or revoked."""
         rows = await self._connection.fetch(_CHECK, list(token_ids))
         return {
-            token_id: Known(bytes(sha256), Access(f"{name} (token {token_id})"[:200], json.loads(scopes)))
+            token_id: Known(bytes(sha256), Access(f"{name[:170]} (token {token_id})", json.loads(scopes)))
             for token_id, name, sha256, scopes in rows
         }
 

@@ -143,3 +143,10 @@ async def test_keys_are_kept_for_a_day(dsn: str, db: Db) -> None:
         await db.execute("UPDATE pgworkd.idempotent_calls SET at = at - interval '2 hours'")
         await db.execute("SELECT pgworkd.prune(30, 30)")
         assert await call.ok("POST", "/v1/jobs", {"queue": "q"}, headers={"Idempotency-Key": "k"}) != first
+
+
+async def test_tokens_of_one_long_name_have_keys_apart(dsn: str) -> None:
+    async with calling(dsn) as call:
+        callers = [also(call, await token(dsn, name="n" * 200)) for _ in range(2)]
+        body, headers = {"queue": "q"}, {"Idempotency-Key": "k"}
+        assert len({(await each.ok("POST", "/v1/jobs", body, headers=headers))["id"] for each in callers}) == 2
