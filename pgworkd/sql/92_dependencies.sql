@@ -280,7 +280,11 @@ END $$;
 CREATE OR REPLACE FUNCTION dependencies_added() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM check_dependencies();
+    -- by key: each further call would read all that this transaction has checked
+    IF EXISTS (SELECT FROM job_dependencies d
+               WHERE d.depends_on = NEW.depends_on AND d.job_id = NEW.job_id AND d.unchecked) THEN
+        PERFORM check_dependencies();
+    END IF;
     RETURN NULL;
 END $$;
 DO $$

@@ -59,7 +59,7 @@ BEGIN
                 batch_created batch_moved belong cancel_dependents cancel_these carefully
                 check_callback check_settled count_down complete_own count_deaths count_these
                 declare_alerts declare_rules declare_schedules declarer deferred
-                dependencies_added differing disable_endpoint done_of drop_pool enable_endpoint
+                differing disable_endpoint done_of drop_pool enable_endpoint
                 enable_schedule error_group error_message expire expire_these fail_schedule
                 first_run_at follow forget_audit forget_batches forget_calls forget_deaths
                 forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
@@ -91,11 +91,11 @@ BEGIN
             ('by_index_no_jit_once', '
                 wanted'),
             ('walk', '
-                check_dependencies depend fail_overdue forget_rates free_batches lock_trees
-                next_due notify_waiters pass_on payloads promote running_in running_of
-                stuck_lines unlocked with_below'),
+                became_all check_dependencies depend dependencies_added fail_overdue forget_rates
+                free_batches lock_trees next_due notify_waiters pass_on payloads promote running_in
+                running_of stuck_lines unlocked with_below'),
             ('walk_replanned', '
-                became_all finished_of jobs_of matching result_of'),
+                finished_of jobs_of matching result_of'),
             ('walk_unsorted', '
                 by_turn claim claim_for depth due_keys in_order kinds_waiting next_keys pick
                 pick_suspect'),

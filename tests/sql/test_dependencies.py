@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 
 import pytest
@@ -166,3 +167,18 @@ async def test_the_view_shows_why_each_job_is_blocked(db: Db) -> None:
     assert await undepend(db, only) == [only]
     assert await v.retry(db, plain) == set()
     await exact(db)
+
+
+async def test_a_commit_checks_all_that_was_made_to_wait_once(db: Db) -> None:
+    await db.execute("SET track_functions = 'pl'")
+    calls = "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname = 'check_dependencies'"
+    async with db.transaction():
+        ids = await v.insert(db, 20)
+        for first, then in itertools.pairwise(ids):
+            await db.execute("SELECT pgworkd.depend($1, ARRAY[$2::uuid])", then, first)
+        await db.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        assert await db.fetchval(calls) == 1
+        late = await v.one(db)
+        await db.execute("SELECT pgworkd.depend($1, $2)", late, ids)
+        assert await db.fetchval(calls) == 2
+    assert set(await v.statuses(db, [*ids[1:], late])) == {"blocked"}
