@@ -50,6 +50,8 @@ _TREES = select(
     ORDER BY id DESC""",
 )
 _TREE = select(Progress, "FROM pgworkd.batch_tree($1) LIMIT 10000")
+_QUEUES = """SELECT b.queue::text, r.queue::text FROM pgworkd.batches b JOIN pgworkd.batches r ON r.id = b.root_id
+    WHERE b.id = $1"""
 _RESULTS = select(ResultRow, "FROM pgworkd.batch_results($1, $2, $3, $4, $5)")
 
 
@@ -86,12 +88,10 @@ class BatchOperations:
             raise BatchClosed(f"batch {batch_id} does not exist. Check the id: the batch may have been deleted.")
         return [Progress(*row) for row in rows]
 
-    async def queue(self, batch_id: UUID) -> str | None:
-        """The queue of the batch's jobs; None if there is no such batch."""
-        found: str | None = await self._connection.value(
-            "SELECT queue::text FROM pgworkd.batches WHERE id = $1", batch_id
-        )
-        return found
+    async def queues(self, batch_id: UUID) -> tuple[str, str] | None:
+        """The queue of the batch's jobs, and that of its root; None if there is no such batch."""
+        rows = await self._connection.fetch(_QUEUES, batch_id)
+        return tuple(rows[0]) if rows else None
 
     async def results(
         self, batch_id: UUID, after: tuple[UUID, UUID] | None = None, limit: int = 500, *, every: bool = False

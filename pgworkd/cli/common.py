@@ -6,6 +6,7 @@ import inspect
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -248,4 +249,5 @@ def check_command(command: list[str], example: str) -> None:
     if not command:
         raise UsageError(f"no command given: add one, as in {example}")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"command {command[0]!r}: no such program on the PATH: correct it, or give its path")
+        said = "it is not executable (chmod +x)" if Path(command[0]).is_file() else "no such program on the PATH"
+        raise UsageError(f"command {command[0]!r}: {said}: correct it, or give its path")

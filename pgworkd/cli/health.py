@@ -159,7 +159,8 @@ def _dropped(health: Health) -> list[Finding]:
             "endpoints",
             f"{dropped.endpoint!r} has answered 2xx with a result that cannot be stored "
             f"({' '.join(dropped.why.split())[:200]}); {dropped.ago_s / 60:.0f} min ago its job completed without it",
-            "answer with JSON or with another Content-Type",
+            "answer with a result that can be stored, or with another Content-Type; the log names the jobs that "
+            "lost theirs (result.dropped)",
         )
         for dropped in health.dropped
     ]

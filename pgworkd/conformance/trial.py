@@ -199,7 +199,7 @@ class Trial:
             found = fact()
             if await found if inspect.isawaitable(found) else found:
                 return
-            require(time.monotonic() < deadline, f"not within {within_s:g} s: {what}")
+            require(time.monotonic() < deadline, f"this has not come true within {within_s:g} s: {what}")
             await anyio.sleep(0.05)
 
     async def exits(self, worker: Process, within_s: float) -> int:

@@ -66,8 +66,10 @@ def whole(value: object, what: str, low: int, high: int) -> int:
 
 def instant(value: object, what: str) -> str:
     """An instant in ISO 8601, UTC."""
-    if not isinstance(value, datetime) or value.utcoffset() is None or not _FIRST <= value < _END:
-        raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone: without one it is ambiguous")
+    has_zone = isinstance(value, datetime) and value.utcoffset() is not None
+    if not isinstance(value, datetime) or not has_zone or not _FIRST <= value < _END:
+        said = "" if has_zone else ": without one it is ambiguous"
+        raise UsageError(f"{what} must be a datetime from 1970 to 2199 with a time zone{said}")
     return value.astimezone(UTC).isoformat()
 
 

@@ -19,6 +19,7 @@ from tests.chaos.planted_blocked import BUGS as BLOCKED
 from tests.chaos.planted_callers import BUGS as CALLERS
 from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
+from tests.chaos.planted_doors import BUGS as DOORS
 from tests.chaos.planted_fleet import BUGS as FLEET
 from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_handlers import BUGS as HANDLERS
@@ -60,6 +61,7 @@ BUGS = (
     *REMOTE,
     *GATEWAY,
     *CALLERS,
+    *DOORS,
     *PROCESS,
     *PUSH,
     *RELEASES,

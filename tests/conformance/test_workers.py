@@ -53,7 +53,7 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 async def test_each_worker_passes(dsn: str, command: Sequence[str]) -> None:
     said: list[str] = []
-    assert await play(ConnectionOptions(dsn), command, QUICK, said.append) == 0, said
+    assert await play(ConnectionOptions(dsn), command, QUICK, said.append), said
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
@@ -72,7 +72,7 @@ async def test_a_worker_that_acknowledges_wrongly_fails(
     assert right in text
     (tmp_path / "worker.mjs").write_text(text.replace(right, wrong))
     said: list[str] = []
-    assert await play(ConnectionOptions(dsn), ["node", str(tmp_path / "worker.mjs")], [check], said.append) == 1
+    assert await play(ConnectionOptions(dsn), ["node", str(tmp_path / "worker.mjs")], [check], said.append) is False
     assert says in said[1]
 
 
@@ -82,8 +82,14 @@ async def test_a_worker_that_does_nothing_fails_each_check(
 ) -> None:
     monkeypatch.setattr("pgworkd.conformance.trial.START_S", 0.2)
     said: list[str] = []
-    assert await play(ConnectionOptions(dsn), command.split(), CHECKS, said.append) == len(CHECKS)
-    assert [line for line in said if says in line] == said[1::3]
+    first, *others = CHECKS
+    assert not await play(ConnectionOptions(dsn), command.split(), others, said.append)
+    *each, sum_ = said
+    assert [line for line in each if says in line] == each[1::3]
+    assert sum_ == f"0 of {len(others)} checks passed"
+    assert not await play(ConnectionOptions(dsn), command.split(), CHECKS, said.append)
+    assert said[-1] == f"0 of {len(CHECKS)} checks passed; {len(others)} were not played"
+    assert first is checks.registers
 
 
 def test_a_stop_ends_the_workers_too(start: Start, tmp_path: Path) -> None:
@@ -97,6 +103,7 @@ def test_a_stop_ends_the_workers_too(start: Start, tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_wrong() -> None:
     assert "no such program" in run_bare("conformance", "--", "no-such-worker").stderr
+    assert "it is not executable" in run_bare("conformance", "--", __file__).stderr
     assert "did you mean keeps_text?" in run_bare("conformance", "--only", "keep_text", "--", "true").stderr
     result = run_bare("conformance", "--only", "registers", "--", "true")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, "0 of 1 checks passed")

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from pgworkd.gateway.api.request import batch_waits
+from tests.kits import verbs
 from tests.kits.daemon import running, until
 from tests.kits.gateway import also, calling, token
 from tests.stories.test_10_payroll import Payroll
@@ -110,6 +111,29 @@ async def test_a_tree_needs_the_scope_for_each_queue_in_it(dsn: str, db: Db) -> 
         moved = await narrow.problem("POST", f"/v1/batches/{own}/jobs", {"payloads": [{}], "queue": "b"})
         assert moved[:2] == (403, "forbidden")
     assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 2
+
+
+async def test_a_batch_belongs_to_the_queue_of_its_root(dsn: str, db: Db) -> None:
+    def tree(root: str, child: str) -> dict[str, Any]:
+        return {"name": root, "children": [{"name": "x", "queue": child, "payloads": [{"secret": 1}], "sealed": True}]}
+
+    async with calling(dsn) as call:
+        narrow = also(call, await token(dsn, {scope: ["a"] for scope in ("enqueue", "read", "payload")}))
+        theirs = (await call.ok("POST", "/v1/batches", tree("b", "a")))["ids"]["b/x"]
+        for method, path, body in (("GET", "", None), ("POST", "/jobs", {"payloads": [{}]}), ("POST", "/cancel", None)):
+            assert (await narrow.problem(method, f"/v1/batches/{theirs}{path}", body))[:2] == (404, "not-found")
+        ours = await call.ok("POST", "/v1/batches", {**tree("a", "b"), "payloads": [{"mine": 1}], "sealed": True})
+        root, child = ours["id"], ours["ids"]["a/x"]
+        assert (await narrow.ok("GET", f"/v1/batches/{child}"))["name"] == "x"
+        assert (await narrow.problem("POST", f"/v1/batches/{child}/jobs", {"payloads": [{}]}))[:2] == (403, "forbidden")
+        worker = await verbs.worker(db)
+        for queue in ("a", "b"):
+            await verbs.complete(db, await verbs.claim_ids(db, worker, queue=queue))
+        found = await narrow.ok("GET", f"/v1/batches/{root}/results?every=true")
+        assert [each["payload"] for each in found["results"]] == [{"mine": 1}]
+        assert len((await call.ok("GET", f"/v1/batches/{root}/results?every=true"))["results"]) == 2
+        shown = await narrow.ok("GET", f"/v1/batches/{root}?wait_s=20")
+        assert (shown["finished"], shown["state"], len(shown["below"])) == (True, "completed", 1)
 
 
 async def test_a_cursor_that_is_none_is_refused(dsn: str) -> None:

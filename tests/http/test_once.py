@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from pgworkd.gateway.api.request import once
 from tests.kits.gateway import also, calling, token
 
 Db: TypeAlias = "asyncpg.Connection[Any]"
@@ -143,6 +144,23 @@ async def test_keys_are_kept_for_a_day(dsn: str, db: Db) -> None:
         await db.execute("UPDATE pgworkd.idempotent_calls SET at = at - interval '2 hours'")
         await db.execute("SELECT pgworkd.prune(30, 30)")
         assert await call.ok("POST", "/v1/jobs", {"queue": "q"}, headers={"Idempotency-Key": "k"}) != first
+
+
+async def test_a_call_whose_key_is_under_way_does_not_wait_for_long(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "UNDER_WAY_S", 0.05)
+    headers = {"Idempotency-Key": "first"}
+    async with calling(dsn) as call:
+        await call.ok("POST", "/v1/jobs", {"queue": "q"}, headers=headers)
+        async with db.transaction():
+            await db.execute(
+                "INSERT INTO pgworkd.idempotent_calls SELECT caller, 'k', sha256 FROM pgworkd.idempotent_calls"
+            )
+            status, slug, _ = await call.problem("POST", "/v1/jobs", {"queue": "q"}, headers={"Idempotency-Key": "k"})
+            assert (status, slug) == (503, "key-in-use")
+            await db.execute("DELETE FROM pgworkd.idempotent_calls WHERE key = 'k'")
+        await call.ok("POST", "/v1/jobs", {"queue": "q"}, headers={"Idempotency-Key": "k"})
 
 
 async def test_tokens_of_one_long_name_have_keys_apart(dsn: str) -> None:

@@ -126,8 +126,9 @@ class BatchState(Answer, row=Progress):
 
 
 class BatchOut(BatchState):
-    """A batch, and all `below` it."""
+    """A batch, and all `below` it; `finished`: of it and all of these."""
 
+    finished: bool
     below: list[BatchState]
 
 

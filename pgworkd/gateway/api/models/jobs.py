@@ -31,11 +31,15 @@ def _text_only(value: object) -> object:
     return value
 
 
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)")
+"""RFC 3339; seconds may be left out."""
+
+
 def _instant(value: object) -> object:
     if not isinstance(value, str):
         raise ValueError("must be text")  # noqa: TRY004 - pydantic reports it
-    if not re.match(r"\d{4}-\d\d", value):  # a number would count as seconds since the epoch
-        raise ValueError("must be an instant with its zone, such as 2026-11-29T12:00:00Z")
+    if not _INSTANT.fullmatch(value):  # a number would count as seconds since the epoch
+        raise ValueError("must be an instant with its zone, such as 2026-11-29T12:00:00Z (in a URL, + is sent as %2B)")
     return value
 
 

@@ -13,7 +13,8 @@ from pgworkd.errors import PgworkdError
 
 PERIOD_S = 1.0
 _OVER = """SELECT u.id FROM unnest($1::uuid[]) AS u (id) LEFT JOIN pgworkd.batches b ON b.id = u.id
-    WHERE b.id IS NULL OR CASE WHEN b.parent_id IS NULL THEN b.tree_finished_at ELSE b.finished_at END IS NOT NULL"""
+    WHERE b.id IS NULL OR CASE WHEN b.parent_id IS NULL THEN b.tree_finished_at IS NOT NULL
+        ELSE NOT EXISTS (SELECT FROM pgworkd.batch_tree(b.id) t WHERE t.finished_at IS NULL) END"""
 
 
 class BatchWaits:
@@ -26,7 +27,7 @@ class BatchWaits:
         self._wanted = anyio.Event()
 
     async def end(self, batch_id: UUID, wait_s: float) -> None:
-        """Returns when a batch, with its whole tree if it is a root, has finished or is gone; or after `wait_s`."""
+        """Returns when a batch and all below it have finished, or it is gone; or after `wait_s`."""
         async with self._waiting(batch_id) as over:
             with anyio.move_on_after(wait_s):
                 await over.wait()

@@ -25,6 +25,8 @@ IdempotencyKey = Annotated[
         description="A text of yours, as a UUID: the same call with it again, within a day, is answered as before",
     ),
 ]
+UNDER_WAY_S = 2.0
+"""How long a call waits for another one with its key, in seconds."""
 _BEGIN = "SELECT is_new, same, answer FROM pgworkd.begin_once($1, $2, $3)"
 _END = "SELECT pgworkd.end_once($1, $2, $3)"
 
@@ -39,12 +41,16 @@ class OneCall:
         self._streamed = ""
 
     async def begin(self, request: Request) -> None:
-        """Finds out whether the call was done before. Raises Problem for a key of another call."""
+        """Finds out whether the call was done before. Raises Problem for a key of another call, or of one under way."""
         if self._key is None:
             return
         of = f"{request.method} {request.url.path}?{request.url.query}\n".encode()
         digest = hashlib.sha256(of + getattr(request, "_body", b"")).digest()  # a stream has not been read
-        is_new, same, answer = await self.connection.fetchrow(_BEGIN, self._caller, self._key, digest)
+        try:
+            begun = await self.connection.fetchrow(_BEGIN, self._caller, self._key, digest, timeout=UNDER_WAY_S)
+        except TimeoutError:  # it has a connection for as long as it waits
+            raise Problem("key-in-use") from None
+        is_new, same, answer = begun
         if is_new:
             return
         if not same or answer is None:

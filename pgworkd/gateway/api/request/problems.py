@@ -108,6 +108,12 @@ PROBLEMS = {
     ),
     "too-many-streams": Kind(503, "Too many streams of jobs come in here", "Send one after the other.", 5),
     "too-many-waiters": Kind(503, "Too many requests wait here", "Ask without wait_s, or another gateway.", 5),
+    "key-in-use": Kind(
+        503,
+        "A call with this Idempotency-Key is under way",
+        "Send the same again: once that has ended, it is answered as that was.",
+        2,
+    ),
     "timeout": Kind(504, "The database took too long", "Nothing was done. Narrow the filter, or try again later."),
 }
 """The kinds of problems by slug, which is stable: the last part of a problem's type."""

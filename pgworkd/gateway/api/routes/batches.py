@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
+from pgworkd.admin.admin import Admin
 from pgworkd.client import Batch, Progress, batch
 from pgworkd.client.batch_types import Cancelled
 from pgworkd.core.json_text import JsonText
@@ -40,7 +41,7 @@ PAGE = 500
     "/batches",
     status_code=201,
     response_model=BatchMade,
-    responses=documented(*BODY, "key-reused", "batch-closed")
+    responses=documented(*BODY, "key-reused", "key-in-use", "batch-closed")
     | {200: {"model": BatchMade, "description": "The dedupe key is taken: the batch that has it, unchanged"}},
 )
 async def create_batch(request: Request, body: BatchIn, key: IdempotencyKey = None) -> Response:
@@ -89,7 +90,7 @@ def _queues(body: BatchIn | ChildIn, above: str | None = None) -> set[str]:
     "/batches/{batch_id}/children",
     status_code=201,
     response_model=BatchMade,
-    responses=documented(*BODY, "not-found", "batch-closed", "key-reused")
+    responses=documented(*BODY, "not-found", "batch-closed", "key-reused", "key-in-use")
     | {200: {"model": BatchMade, "description": "There is a child of that name"}},
 )
 async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: IdempotencyKey = None) -> Response:
@@ -115,14 +116,13 @@ async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: Idem
     "/batches/{batch_id}/jobs",
     status_code=201,
     response_model=Ids,
-    responses=documented(*BODY, "not-found", "batch-closed", "key-reused"),
+    responses=documented(*BODY, "not-found", "batch-closed", "key-reused", "key-in-use"),
 )
 async def add_jobs(request: Request, batch_id: PathId, body: AddIn, key: IdempotencyKey = None) -> Response:
     """Add a job for each payload, all or none."""
     async with once(request, key) as call:
-        await _allowed(request, call.connection, batch_id, "enqueue")
-        if body.queue is not None:
-            need(request, "enqueue", body.queue)
+        queue = await _allowed(request, call.connection, batch_id, "enqueue")
+        need(request, "enqueue", body.queue or queue)
         if call.earlier is not None:
             return call.earlier
         return await call.answered({"ids": await Batch(call.connection, batch_id).add(body.payloads, **body.options())})
@@ -159,15 +159,20 @@ async def list_batches(
 async def get_batch(request: Request, batch_id: PathId, wait_s: WaitS = 0) -> Response:
     """The progress of a batch and of all below it, parents first.
 
-    With `wait_s` as soon as it has finished, to within a second: a root with its whole tree.
+    With `wait_s` as soon as all of them have finished, to within a second.
     """
     gateway = gateway_of(request)
     tree = await _tree(request, batch_id)
-    if wait_s and not all(each.finished for each in tree):
+    if wait_s and not _finished(tree):
         end = partial(gateway.batch_waits.end, batch_id, wait_s)
         await gateway.waited(request, end, gateway.waits.place(access_of(request).name))
         tree = await _tree(request, batch_id)
-    return Json(tree[0]._asdict() | {"below": [each._asdict() for each in tree[1:]]})
+    below = [each._asdict() for each in tree[1:]]
+    return Json(tree[0]._asdict() | {"finished": _finished(tree), "below": below})
+
+
+def _finished(tree: list[Progress]) -> bool:
+    return all(each.finished for each in tree)
 
 
 async def _tree(request: Request, batch_id: UUID) -> list[Progress]:
@@ -186,15 +191,21 @@ async def get_results(
     cursor: Annotated[str | None, Query(max_length=100, description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
 ) -> Response:
-    """The results of the jobs that have completed, by page, with their payloads."""
+    """The results of the jobs that have completed, by page, with their payloads.
+
+    Without those of queues that the token is not for.
+    """
     gateway = gateway_of(request)
     after = _cursor(cursor)
     async with gateway.database.transaction() as connection:
         await _allowed(request, connection, batch_id, "payload")
-        found = await gateway.admin_on(connection).batches.results(batch_id, after, limit, every=every)
+        admin = gateway.admin_on(connection)
+        found = await admin.batches.results(batch_id, after, limit, every=every)
+        hidden = await _hidden(request, admin, [each.id for each in found])
     rows = [
         {"batch": each.batch, "id": each.id, "payload": JsonText(each.payload), "result": _text(each.result)}
         for each in found
+        if each.id not in hidden
     ]
     more = f"{found[-1].batch_id}.{found[-1].id}" if len(found) == limit else None
     return Json({"results": rows, "next": more})
@@ -222,13 +233,22 @@ async def delete_batch(request: Request, batch_id: PathId) -> Response:
 
 
 async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: str) -> str:
-    """The batch's queue; Problem not-found, as if there were none, unless a scope covers it."""
+    """The queue of the batch's jobs; Problem not-found, as if there were none, unless a scope covers its root's."""
     needed_any(request, *scopes)
     access = access_of(request)
-    queue = await gateway_of(request).admin_on(connection).batches.queue(batch_id)
-    if queue is None or not any(access.allows(scope, queue) for scope in scopes):
+    queues = await gateway_of(request).admin_on(connection).batches.queues(batch_id)
+    if queues is None or not any(access.allows(scope, queues[1]) for scope in scopes):
         raise Problem("not-found", f"batch {batch_id} is unknown: check the id; it may have been deleted")
-    return queue
+    return queues[0]
+
+
+async def _hidden(request: Request, admin: Admin, ids: list[UUID]) -> set[UUID]:
+    """Which of these jobs are in queues whose payloads the caller may not see."""
+    access = access_of(request)
+    if access.allows("payload"):
+        return set()
+    queues = await admin.jobs.queues(ids)
+    return {each for each in ids if each not in queues or not access.allows("payload", queues[each])}
 
 
 def _cursor(text: str | None) -> tuple[UUID, UUID] | None:

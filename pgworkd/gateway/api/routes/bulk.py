@@ -29,7 +29,7 @@ from pgworkd.gateway.api.routes.visible import may_wait_for
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=BulkRoute)
 stream_router = APIRouter(prefix="/v1", tags=["jobs"], route_class=StreamRoute)
-_DOCUMENTED = documented(*BODY, "duplicate-key", "key-reused", "unknown-dependency")
+_DOCUMENTED = documented(*BODY, "duplicate-key", "key-reused", "key-in-use", "unknown-dependency")
 LINES_MAX = 1_000_000
 LINE_BYTES_MAX = 2 * 1024 * 1024
 STREAM_BYTES_MAX = 1024**3

@@ -44,7 +44,7 @@ _TEXTS = ("payload", "meta", "result", "errors")
     "/jobs",
     status_code=201,
     response_model=Created,
-    responses=documented(*BODY, "duplicate-key", "key-reused", "unknown-dependency")
+    responses=documented(*BODY, "duplicate-key", "key-reused", "key-in-use", "unknown-dependency")
     | {200: {"model": Created, "description": "The dedupe key is taken: the job that holds it"}},
 )
 async def create_job(request: Request, job: JobIn, key: IdempotencyKey = None) -> Response:
@@ -182,7 +182,7 @@ async def cancel_job(request: Request, job_id: PathId) -> Response:
     "/jobs/{job_id}/replay",
     status_code=201,
     response_model=Created,
-    responses=documented("not-found", "conflict", "key-reused"),
+    responses=documented("not-found", "conflict", "key-reused", "key-in-use"),
 )
 async def replay_job(request: Request, job_id: PathId, key: IdempotencyKey = None) -> Response:
     """Create a new job with the payload, kind and meta of one that has ended."""

@@ -24,7 +24,7 @@ from pgworkd.gateway.api.routes.visible import PathName, needed_any
 
 router = APIRouter(prefix="/v1", tags=["schedules"], route_class=Route)
 _MISSING = documented("not-found")
-_RUN = documented("not-found", "key-reused")
+_RUN = documented("not-found", "key-reused", "key-in-use")
 
 
 @router.get("/schedules", response_model=SchedulesOut, responses=documented())

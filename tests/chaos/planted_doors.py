@@ -1,0 +1,93 @@
+"""Bugs planted into what the gateway answers: batches, bodies, keys of calls."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python, sql
+
+_API = "gateway/api"
+
+BUGS = (
+    python(
+        "the job after a batch loses the digits of its payload",
+        "client/batches",
+        'plain[:-1] + "".join(f\', "{name}": {text}\' for name, text in texts.items() if text is not None) + "}"',
+        'encode({**given, "queue": job.queue}, what)',
+        tests="tests/http/test_batches.py -k digits",
+    ),
+    python(
+        "a settlement of a wrong form refuses all others",
+        f"{_API}/models/workers",
+        '        return Misfit(named if isinstance(named, str) else "", error)',
+        "        raise",
+        tests="tests/http/test_worker_input.py",
+    ),
+    python(
+        "who has no token makes the database work",
+        "gateway/workers/workers",
+        "self._no_push_until = anyio.current_time() + NO_PUSH_S",
+        "self._no_push_until = anyio.current_time()",
+        tests="tests/http/test_access.py -k no_token",
+    ),
+    python(
+        "a number is an instant",
+        f"{_API}/models/jobs",
+        "    if not _INSTANT.fullmatch(value):",
+        "    if False:",
+        tests="tests/http/test_bodies.py",
+    ),
+    python(
+        "a body that no route reads is let pass",
+        f"{_API}/request/route",
+        "        if self._is_bodiless:\n",
+        "        if False:\n",
+        tests="tests/http/test_bodies.py",
+    ),
+    python(
+        "a wait for a tree ends with its root",
+        f"{_API}/request/batch_waits",
+        "CASE WHEN b.parent_id IS NULL THEN b.tree_finished_at IS NOT NULL",
+        "CASE WHEN b.parent_id IS NULL THEN b.finished_at IS NOT NULL",
+        tests="tests/http/test_batches.py",
+    ),
+    python(
+        "one wait for a batch ends all that begin later",
+        f"{_API}/request/batch_waits",
+        "                self._wanted = anyio.Event()\n",
+        "                return\n",
+        tests="tests/http/test_batches.py",
+    ),
+    python(
+        "a page of batches begins again",
+        "admin/batches",
+        "AND ($4::uuid IS NULL OR b.id < $4)",
+        "AND ($4::uuid IS NULL OR b.id <= $4)",
+        tests="tests/http/test_batches.py",
+    ),
+    sql(
+        "refused calls hold up the retention of others",
+        "          AND NOT is_refused('forget_rows', jsonb_build_array(o.caller, o.key)::text)\n",
+        "",
+        tests="tests/sql/test_refused_parts.py",
+    ),
+    python(
+        "a batch belongs to its own queue, not to its root's",
+        f"{_API}/routes/batches",
+        "access.allows(scope, queues[1])",
+        "access.allows(scope, queues[0])",
+        tests="tests/http/test_batches.py",
+    ),
+    python(
+        "results of a tree show payloads of all queues",
+        f"{_API}/routes/batches",
+        "        if each.id not in hidden\n",
+        "",
+        tests="tests/http/test_batches.py",
+    ),
+    python(
+        "a call waits for another with its key as long as that takes",
+        f"{_API}/request/once",
+        ", digest, timeout=UNDER_WAY_S)",
+        ", digest)",
+        tests="tests/http/test_once.py -k under_way",
+    ),
+)
