@@ -11,7 +11,8 @@ SET LOCAL array_nulls = on;
 SET LOCAL transform_null_equals = off;
 DO $$
 DECLARE
-    v_table text;
+    v_table  text;
+    v_bodies text;
 BEGIN
     IF current_setting('server_encoding') <> 'UTF8' THEN
         RAISE EXCEPTION 'the encoding of this database is %, pgworkd needs UTF8',
@@ -43,6 +44,18 @@ BEGIN
     FROM (SELECT p.oid, p.proname AS name, p.proowner AS owner, p.proacl IS NULL AS is_publics,
                  ARRAY(SELECT a.grantee FROM aclexplode(p.proacl) a) AS grantees
           FROM pg_proc p WHERE p.pronamespace = 'pgworkd'::regnamespace) f;
+    -- Servers refuse to change a table or a domain that a parsed body has as a type (since 15.20):
+    -- an upgrade makes these functions again, but for those that something needs.
+    WHILE to_regclass('pgworkd.schema_version') IS NOT NULL LOOP
+        SELECT string_agg(p.oid::regprocedure::text, ', ') INTO v_bodies
+        FROM pg_proc p
+        WHERE p.pronamespace = 'pgworkd'::regnamespace AND p.prosqlbody IS NOT NULL
+          AND EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version < 14)
+          AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_proc'::regclass
+                          AND d.refobjid = p.oid);
+        EXIT WHEN v_bodies IS NULL;
+        EXECUTE 'DROP FUNCTION ' || v_bodies;
+    END LOOP;
 END $$;
 SET search_path = pgworkd, pg_catalog;
 SET client_min_messages = warning;
