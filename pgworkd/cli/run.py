@@ -162,11 +162,7 @@ def demo(
     ] = None,
 ) -> int:
     """Show a daemon processing your files, on an embedded Postgres."""
-    try:
-        scene = importlib.import_module("pgworkd.demo.demo")
-    except ModuleNotFoundError as error:
-        raise UsageError(f"this installation has no demo: {error.msg}") from None
-    return int(scene.main(seconds=seconds, data_dir=data, path=path))
+    return int(_part("pgworkd.demo.demo", "demo").main(seconds=seconds, data_dir=data, path=path))
 
 
 def conformance(
@@ -186,11 +182,15 @@ def conformance(
     worker has to handle: docs/workers-in-any-language.md
     """
     check_command(command or [], "-- node worker.mjs")
+    return int(_part("pgworkd.conformance.conformance", "conformance program").main(command, only or [], out))
+
+
+def _part(module: str, what: str) -> Any:
+    """A program of the package that the commands' other modules do not import."""
     try:
-        program = importlib.import_module("pgworkd.conformance.conformance")
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(f"this installation has no conformance program: {error.msg}") from None
-    return int(program.main(command, only or [], out))
+        raise UsageError(f"this installation has no {what}: {error.msg}") from None
 
 
 def _in_one_line(error: Exception) -> PgworkdError:
