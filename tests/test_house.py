@@ -55,7 +55,7 @@ BELOW = {
               metrics bench alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
     "__init__": "errors core database engine engine/life app",
     "demo": "process errors core database embedded client engine/life __init__",
-    "conformance": "errors core database embedded admin",
+    "conformance": "process errors core database embedded admin",
 }
 """What each folder, and each file beside them, may import: what stands above it, never the other way round."""
 

@@ -13,7 +13,8 @@ from pgworkd.core.validation import closest
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.embedded import EmbeddedPostgres
-from pgworkd.errors import UsageError
+from pgworkd.errors import PgworkdError, UsageError
+from pgworkd.process import stop_signals
 
 CHECK_S = 120.0
 """The time limit of a check."""
@@ -34,7 +35,28 @@ def main(command: Sequence[str], only: Sequence[str], say: Say) -> int:
             hint = f"did you mean {found}?" if found else f"there are: {', '.join(names)}"
             raise UsageError(f"--only {name}: there is no such check; {hint}")
     with EmbeddedPostgres() as server:
-        return 0 if anyio.run(play, ConnectionOptions(server.dsn()), command, chosen, say) else 1
+        return 0 if stop_signals.run(_until_stopped, ConnectionOptions(server.dsn()), command, chosen, say) else 1
+
+
+async def _until_stopped(options: ConnectionOptions, command: Sequence[str], checks: Sequence[Check], say: Say) -> bool:
+    """Plays these checks; a stop signal ends them, and the workers: it is not raised while one is being started."""
+    passed, failure = False, None
+    with stop_signals.received() as signals:
+        async with anyio.create_task_group() as tasks:
+
+            async def heed() -> None:
+                await anext(signals)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(heed)
+            try:
+                passed = await play(options, command, checks, say)
+            except PgworkdError as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return passed
 
 
 async def play(options: ConnectionOptions, command: Sequence[str], checks: Sequence[Check], say: Say) -> bool:

@@ -98,7 +98,8 @@ def test_a_stop_ends_the_workers_too(start: Start, tmp_path: Path) -> None:
     waits_until(lambda: pid.exists() and pid.read_text())
     run.stop()
     assert run.ends() == 1
-    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    command = Path(f"/proc/{pid.read_text().strip()}/cmdline")
+    waits_until(lambda: not command.exists() or not command.read_bytes())  # ended, if perhaps not waited for
 
 
 def test_the_command_says_what_is_wrong() -> None:

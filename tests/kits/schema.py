@@ -169,7 +169,7 @@ async def granted(dsn: str, db: Db, template: str | None = None) -> AsyncIterato
         yield roles
     finally:
         await db.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = ANY ($1)",
+            "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE usename = ANY ($1)",
             [*roles.names.values()],
         )
         await db.execute(f"DROP OWNED BY {everyone} CASCADE; DROP ROLE {everyone}")
@@ -198,7 +198,7 @@ async def plain_user(dsn: str, db: asyncpg.Connection[Any], *, granted: bool = T
             await db.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkd TO {user}")
         yield with_login(dsn, user, "right")
     finally:
-        await db.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = $1", user)
+        await db.execute("SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE usename = $1", user)
         await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
 
 
@@ -214,7 +214,7 @@ async def granted_login(dsn: str, db: asyncpg.Connection[Any]) -> AsyncIterator[
     try:
         yield with_login(dsn, user, "right")
     finally:
-        await db.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = $1", user)
+        await db.execute("SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE usename = $1", user)
         await db.execute(f"DROP OWNED BY {user} CASCADE; DROP ROLE {user}")
 
 

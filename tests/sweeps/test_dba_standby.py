@@ -73,7 +73,7 @@ REFUSE = {
     "token revoke": "abcdefgh",
     "undepend": "{dead}",
 }
-SERVICES = {"autoscale", "bench", "demo", "dev", "exporter", "push", "run", "serve"}
+SERVICES = {"autoscale", "bench", "conformance", "demo", "dev", "exporter", "push", "run", "serve"}
 """Long-running commands; all but the exporter wait for a writable server."""
 CALLS = {"endpoints test"}
 """It reads one row, and calls a service: tests/engine/test_cli_endpoints.py."""
