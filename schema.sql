@@ -44,6 +44,7 @@ BEGIN;
 \ir pgworkd/sql/migrations/0010_parts.sql
 \ir pgworkd/sql/migrations/0013_turns.sql
 \ir pgworkd/sql/migrations/0014_doors.sql
+\ir pgworkd/sql/migrations/0015_numbers.sql
 
 -- === Types =======================================================================================
 DO $$
@@ -182,8 +183,7 @@ CREATE TABLE IF NOT EXISTS schedules (
     source       text NOT NULL DEFAULT 'sql' CHECK (source IN ('code', 'sql')),
     revision     integer NOT NULL DEFAULT 1,  -- rises with each change of the rule
     last_occurrence timestamptz,     -- the newest one ever inserted; only rises
-    error        text,               -- why no next occurrence can be computed
-    created_at   timestamptz NOT NULL DEFAULT clock(),
+    error text, created_at timestamptz NOT NULL DEFAULT clock(),  -- error: why there is no next one
     missed_grace_s real NOT NULL DEFAULT 60  -- with missed = 'skip': how late it may still run
                  CONSTRAINT missed_grace_s_must_be_0_to_366_days
                  CHECK (missed_grace_s BETWEEN 0 AND 31622400),

@@ -13,7 +13,7 @@ from pgworkd.database.connection import Connection, ConnectionOptions
 from pgworkd.database.driver_errors import sqlstate_of
 from pgworkd.errors import DatabaseUnavailable, PgworkdError, SchemaAwaited, SchemaError
 
-VERSION = 14
+VERSION = 15
 """The schema this program speaks: `schema_version.version` as written by `99_finish.sql`.
 
 A schema that has landed never changes without a new number. To change one: edit it in `schema.sql` and its chapters;

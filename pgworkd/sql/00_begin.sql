@@ -25,7 +25,7 @@ BEGIN
     WHERE d.datname = current_database() AND t.spcname = current_setting('default_tablespace');
     PERFORM pg_advisory_xact_lock(1886873445, 0);  -- one installation at a time
     IF to_regclass('pgworkd.schema_version') IS NOT NULL THEN
-        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 14) THEN
+        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version > 15) THEN
             RAISE EXCEPTION
                 'the schema pgworkd is newer than this script: use that of the newer pgworkd'
                 USING ERRCODE = '55000';
@@ -50,7 +50,7 @@ BEGIN
         SELECT string_agg(p.oid::regprocedure::text, ', ') INTO v_bodies
         FROM pg_proc p
         WHERE p.pronamespace = 'pgworkd'::regnamespace AND p.prosqlbody IS NOT NULL
-          AND EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version < 14)
+          AND EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version < 15)
           AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_proc'::regclass
                           AND d.refobjid = p.oid);
         EXIT WHEN v_bodies IS NULL;

@@ -61,7 +61,7 @@ DO $$
 BEGIN
     PERFORM mend_sequences();
     PERFORM ensure_partitions();
-    INSERT INTO schema_version AS v (version) VALUES (14)
+    INSERT INTO schema_version AS v (version) VALUES (15)
     ON CONFLICT (only_row) DO UPDATE
     SET version = excluded.version, installed_at = excluded.installed_at
     WHERE v.version < excluded.version;
