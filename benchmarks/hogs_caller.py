@@ -39,14 +39,9 @@ async def fair(url: str, count: str, seconds: float, token: str) -> None:
     created: list[float] = []
     beaten: list[float] = []
     body = json.dumps({"queue": "new", "payload": {"text": "x" * 70}}).encode()
-    calls = []
-    for number in range(workers):
-        connection = await Connection(url, token).open()
-        wanted = {"name": f"w{number}", "queues": {"idle": 1}, "lease_s": 30}
-        made = json.loads(await connection.call("POST", "/v1/workers", json.dumps(wanted).encode()))
-        head = f"Pgworkd-Secret: {made['secret']}\r\n"
-        beat = partial(_beat, path=f"/v1/workers/{made['worker']}/beat", head=head)
-        calls.append((connection, BEATS_S, beaten, beat))
+    async with asyncio.TaskGroup() as registering:
+        registered = [registering.create_task(_register(url, token, number)) for number in range(workers)]
+    calls = [(each.result()[0], BEATS_S, beaten, each.result()[1]) for each in registered]
     create = partial(_create, body=body)
     calls += [(await Connection(url, token).open(), CREATES_S, created, create) for _ in range(clients)]
     until = time.monotonic() + seconds
@@ -55,6 +50,15 @@ async def fair(url: str, count: str, seconds: float, token: str) -> None:
             await asyncio.sleep(BEATS_S / len(calls) if number % 8 == 0 else 0)
             tasks.create_task(_timed(connection, every_s, until, times_s, call))
     print(*(1000 * sorted(each)[int(0.99 * len(each))] for each in (created, beaten)))
+
+
+async def _register(url: str, token: str, number: int) -> tuple[Connection, partial]:  # type: ignore[type-arg]
+    """The connection of a new worker, and the beat that it sends there."""
+    connection = await Connection(url, token).open()
+    wanted = {"name": f"w{number}", "queues": {"idle": 1}, "lease_s": 30}
+    made = json.loads(await connection.call("POST", "/v1/workers", json.dumps(wanted).encode()))
+    head = f"Pgworkd-Secret: {made['secret']}\r\n"
+    return connection, partial(_beat, path=f"/v1/workers/{made['worker']}/beat", head=head)
 
 
 async def _create(connection: Connection, body: bytes) -> None:

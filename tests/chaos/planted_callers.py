@@ -32,6 +32,13 @@ BUGS = (
         tests=_SHARES,
     ),
     python(
+        "the lines of a stream are read in one go",
+        f"{_API}/routes/bulk",
+        "            if place % LINES_SLICE == 0:",
+        "            if False:",
+        tests="tests/http/test_bulk.py::test_others_have_their_turns_while_the_lines_of_a_stream_are_read",
+    ),
+    python(
         "a stream goes on when its token is revoked",
         f"{_API}/routes/bulk",
         "async with gateway.while_allowed(request), aclosing",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -161,6 +162,33 @@ async def test_others_are_answered_while_a_large_body_is_read(dsn: str, path: st
         assert reading.result().status_code == status
         longest_s = max(after - before for before, after in pairwise(answered_at))
         assert longest_s < (answered_at[-1] - answered_at[0]) / 2, "not one wait for all of it"
+
+
+async def test_others_have_their_turns_while_the_lines_of_a_stream_are_read(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one whose lines are all there: else a caller who sends without a pause is the only one who is served."""
+    turns, lines, read = 0, b'{"queue": "q"}\n' * 2_000, Counter[int]()
+    read_line = bulk._job
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def reading(*line: Any) -> Any:
+        read[turns] += 1
+        return read_line(*line)
+
+    monkeypatch.setattr(bulk, "_job", reading)
+    async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
+        counting = tasks.create_task(count())
+        headers = {"Content-Type": "application/x-ndjson"}
+        assert (await call("POST", "/v1/jobs/stream", content=lines, headers=headers)).json() == {"created": 2_000}
+        counting.cancel()
+    assert read.total() == 2_000
+    assert max(read.values()) <= bulk.LINES_SLICE
 
 
 async def test_a_workflow_has_a_bound_of_its_dependencies(dsn: str) -> None:
