@@ -553,14 +553,14 @@ SELECT id, queue, coalesce(kind, queue),
        limit_key, expires_at, began_at
 FROM finished_jobs;
 
--- One row per queue that has live jobs, a worker or settings. Workers and slots: with a live lease.
+-- One row per queue with live jobs, a worker or settings. `failed`: retries that are not yet `due`.
 CREATE OR REPLACE VIEW queue_stats AS
 WITH counts AS (
     SELECT j.queue::text AS queue,
-           count(*) FILTER (WHERE j.status = 'pending' AND j.run_at <= clock()) AS due,
+           count(*) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= clock()) AS due,
            count(*) FILTER (WHERE j.status = 'pending' AND j.run_at > clock()) AS scheduled,
            count(*) FILTER (WHERE j.status = 'running') AS running,
-           count(*) FILTER (WHERE j.status = 'failed') AS failed,
+           count(*) FILTER (WHERE j.status = 'failed' AND j.run_at > clock()) AS failed,
            count(*) FILTER (WHERE j.status = 'blocked') AS blocked,
            count(*) FILTER (WHERE j.status = 'dead') AS dead,
            min(j.run_at) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= clock())

@@ -20,7 +20,10 @@ HISTORY_ROWS_MAX = 100_000
 
 
 class QueueRow(NamedTuple):
-    """A queue as it is now. `failed` jobs wait for a retry; `oldest_due_s`: seconds the oldest due job has waited."""
+    """A queue as it is now; each job is in one count. `due`: for the first time or again; `failed`: not due yet.
+
+    `oldest_due_s`: seconds the oldest due job has waited.
+    """
 
     queue: str
     due: int
@@ -142,7 +145,10 @@ class ListedSchedule(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Counts of live jobs. `depth`: jobs that could run now. `oldest_due_s`: seconds the oldest of these has waited."""
+    """Counts of live jobs, each in one of them. `depth`: those that are due, be it for the first time or again.
+
+    `failed`: their retry is still to come. `oldest_due_s`: seconds the oldest due job has waited.
+    """
 
     depth: int
     scheduled: int
@@ -287,7 +293,8 @@ SCHEDULES = """SELECT s.name::text, s.queue::text, coalesce(s.kind, s.queue)::te
     ORDER BY s.name"""
 STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock()),
     count(*) FILTER (WHERE status = 'pending' AND run_at > pgworkd.clock()),
-    count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'failed'),
+    count(*) FILTER (WHERE status = 'running'),
+    count(*) FILTER (WHERE status = 'failed' AND run_at > pgworkd.clock()),
     count(*) FILTER (WHERE status = 'dead'),
     coalesce(extract(epoch FROM pgworkd.clock() - min(run_at)
         FILTER (WHERE status IN ('pending', 'failed') AND run_at <= pgworkd.clock())), 0)::float8

@@ -27,8 +27,8 @@ SLOW_FACTOR, SLOW_S, RUNS_MIN = 2.0, 0.1, 20
 """A kind is slow when its median duration is this many times the usual one, and at least this long, in seconds; both
 are of this many runs or more."""
 _PERIODS_DAYS = (0.05, 1.5, 8, 32, 367)
-# 23 counts of durations: see histogram_bounds().
-_COUNTS = ", ".join(f"sum(m.runs[{place}])" for place in range(1, 24))
+# 72 counts of durations: see histogram_bounds().
+_COUNTS = ", ".join(f"sum(m.runs[{place}])" for place in range(1, 73))
 _SLOW = """WITH sums AS (
         SELECT m.queue, m.kind, m.at >= $1::text::timestamptz AS now, ARRAY[COUNTS]::bigint[] AS runs
         FROM pgworkd.queue_minutes m

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-BOUNDS_S = (*(float(f"{digit}e{power}") for power in range(-3, 4) for digit in (1, 2, 5)), 10_000.0)
-"""Upper bounds in seconds, each included in its count; the last count has none. As `histogram_bounds()` in SQL."""
+_STEPS = (1, 1.26, 1.59, 2, 2.51, 3.16, 3.98, 5, 6.3, 7.94)
+BOUNDS_S = (*(float(f"{step}e{power}") for power in range(-3, 4) for step in _STEPS), 10_000.0)
+"""Upper bounds in seconds, each included in its count; the last count has none. As `histogram_bounds()` in SQL.
+
+Each is at most 1.264 times the one before, so that a percentile up to the 95th, on a straight line between two, is at
+most 25 % too high.
+"""
 
 
 class Histogram:
@@ -23,15 +28,12 @@ class Histogram:
         self.observe_all([duration_s])
 
     def observe_all(self, durations_s: list[float]) -> None:
-        """Counts durations; sorts the list, since counting a sorted one takes a search per bound, not per duration."""
+        """Counts durations; sorts the list, as a sorted one takes a search per count that rises, not per duration."""
         durations_s.sort()
-        below = 0
-        counts = self.counts
-        for place, bound in enumerate(BOUNDS_S):
-            if below == len(durations_s):
-                break
-            upto = bisect_right(durations_s, bound, below)
-            counts[place] += upto - below
+        below, upto = 0, 0
+        while below < len(durations_s):
+            place = bisect_left(BOUNDS_S, durations_s[below])
+            upto = len(durations_s) if place == len(BOUNDS_S) else bisect_right(durations_s, BOUNDS_S[place], below)
+            self.counts[place] += upto - below
             below = upto
-        counts[-1] += len(durations_s) - below
         self.sum_s += sum(durations_s[bisect_left(durations_s, 0.0) :])

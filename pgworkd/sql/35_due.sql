@@ -35,11 +35,11 @@ BEGIN
               AND j.run_at >= p_from);
 END $$;
 
--- How many jobs of a queue could run now if there were free slots; p_most stands for that many or
--- more. Reads what is due, at most p_most entries of an index, and one entry per priority that is
--- not. While a transaction holds back vacuum, the entries of ended jobs stay, and are read each
--- time: some 0.5 ms per thousand. (Claims avoid that, because each pool keeps its place; a caller
--- of this has none.) Locks nothing.
+-- How many jobs of a queue could run now if there were free slots, none while it is paused; p_most
+-- stands for that many or more. Reads what is due, at most p_most entries of an index, and one
+-- entry per priority that is not. While a transaction holds back vacuum, the entries of ended jobs
+-- stay, and are read each time: some 0.5 ms per thousand. (Claims avoid that, because each pool
+-- keeps its place; a caller of this has none.) Locks nothing.
 CREATE OR REPLACE FUNCTION depth(p_queue text, p_most int DEFAULT 100000) RETURNS int
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -48,6 +48,9 @@ DECLARE
     v_above    bigint := 2147483648;
     v_priority int;
 BEGIN
+    IF EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.paused_until > v_now) THEN
+        RETURN 0;
+    END IF;
     FOR i IN 1..1000 LOOP
         v_priority := greatest(
             next_priority(p_queue, false, v_above), next_priority(p_queue, true, v_above),

@@ -49,12 +49,30 @@ BEGIN
     END IF;
 END $$;
 
+-- Counts jobs that were cancelled or have expired in queue_minutes: p_counts has queue, kind and
+-- jobs of each. Statistics never stand in the way: nothing is counted while that table is locked,
+-- or where something refuses its rows. Locks nothing.
+CREATE OR REPLACE FUNCTION count_ended(p_status text, p_counts jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    LOCK TABLE queue_minutes IN ROW EXCLUSIVE MODE NOWAIT;
+    INSERT INTO queue_minutes (at, period_s, queue, kind, started, completed, failed, dead,
+                               released, waits, runs, wait_s, run_s, cancelled, expired)
+    SELECT clock() - interval '1 s', 1, c.queue, c.kind, 0, 0, 0, 0, 0, n.none, n.none, 0, 0,
+           CASE p_status WHEN 'cancelled' THEN c.jobs ELSE 0 END,
+           CASE p_status WHEN 'expired' THEN c.jobs ELSE 0 END
+    FROM jsonb_to_recordset(p_counts) AS c (queue text, kind text, jobs bigint)
+    CROSS JOIN (SELECT array_fill(0::bigint, ARRAY[72]) AS none) n;
+EXCEPTION WHEN OTHERS THEN
+    RETURN;
+END $$;
+
 -- Archives jobs: moves rows, which the caller has locked, to finished_jobs under a final status;
 -- p_message, where not NULL, becomes their error. A queue without history loses them. Returns how
--- many there were. Notifies waiters and their batches (p_stop_waiting: see batch_ended()), and
--- frees their keys, except those that are kept longer (see keep_keys()). The chains of schedules
--- among them are left to daemons, which are notified (see ensure_schedules()). Locks as pass_on(),
--- batch_ended() and promote().
+-- many there were. Counts those that are cancelled or expire (count_ended()), notifies waiters and
+-- their batches (p_stop_waiting: see batch_ended()), and frees their keys, except those that are
+-- kept longer (see keep_keys()). The chains of schedules among them are left to daemons, which are
+-- notified (see ensure_schedules()). Locks as pass_on(), batch_ended() and promote().
 CREATE OR REPLACE FUNCTION archive(p_ids uuid[], p_status text, p_message text,
                                    p_stop_waiting boolean DEFAULT true) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
@@ -66,6 +84,7 @@ DECLARE
     v_kept_keys jsonb;
     v_batched ended_job[];
     v_chain   boolean;
+    v_counts  jsonb;
 BEGIN
     IF coalesce(cardinality(p_ids), 0) = 0 THEN
         RETURN 0;  -- without reading finished_jobs, which may be locked
@@ -102,11 +121,17 @@ BEGIN
            array_agg(ROW(g.batch_id, p_status, g.status = 'dead', NULL, NULL, NULL, NULL,
                          NULL)::ended_job)
                FILTER (WHERE g.batch_id IS NOT NULL AND (g.status <> 'dead' OR p_status <> 'dead')),
-           bool_or(g.schedule IS NOT NULL AND g.status <> 'dead')
-    INTO v_gone, v_queues, v_keys, v_wake, v_kept_keys, v_batched, v_chain FROM gone g;
+           bool_or(g.schedule IS NOT NULL AND g.status <> 'dead'),
+           (SELECT jsonb_agg(c) FROM (
+                SELECT x.queue, coalesce(x.kind, x.queue) AS kind, count(*) AS jobs FROM gone x
+                WHERE p_status IN ('cancelled', 'expired') GROUP BY 1, 2) c)
+    INTO v_gone, v_queues, v_keys, v_wake, v_kept_keys, v_batched, v_chain, v_counts FROM gone g;
     IF coalesce(cardinality(v_gone), 0) < cardinality(p_ids)
        AND EXISTS (SELECT FROM jobs j WHERE j.id = ANY (p_ids) AND j.status <> 'completed') THEN
         PERFORM raise_kept();
+    END IF;
+    IF v_counts IS NOT NULL THEN
+        PERFORM count_ended(p_status, v_counts);
     END IF;
     IF v_chain THEN
         PERFORM pg_notify('pgworkd', '{"schedules": true}');

@@ -10,7 +10,8 @@ CREATE TABLE IF NOT EXISTS samples (
     every_s      integer NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS samples_every ON samples (every_s, at);
--- The columns are those of queue_stats.
+-- The columns are those of queue_stats: each job is in one of them. `due`: it could run now, be it
+-- for the first time or again; `failed`: its retry is still to come.
 CREATE TABLE IF NOT EXISTS queue_samples (
     at           timestamptz NOT NULL,
     queue        text NOT NULL,
@@ -31,7 +32,8 @@ CREATE TABLE IF NOT EXISTS queue_minutes (
     started bigint NOT NULL, completed bigint NOT NULL, failed bigint NOT NULL,
     dead bigint NOT NULL, released bigint NOT NULL,
     waits bigint[] NOT NULL, runs bigint[] NOT NULL,
-    wait_s float8 NOT NULL, run_s float8 NOT NULL
+    wait_s float8 NOT NULL, run_s float8 NOT NULL,
+    cancelled bigint NOT NULL DEFAULT 0, expired bigint NOT NULL DEFAULT 0  -- by archive()
 );
 DO $$
 BEGIN  -- it has no key, and can be published so; only once, because that takes the table's lock
@@ -42,10 +44,32 @@ END $$;
 CREATE INDEX IF NOT EXISTS queue_minutes_queue ON queue_minutes (queue, at);
 CREATE INDEX IF NOT EXISTS queue_minutes_period ON queue_minutes (period_s, at);
 
--- The upper bounds of the first 22 of 23 counts, in seconds; the last count has none.
+-- The upper bounds of the first 71 of 72 counts, in seconds; the last count has none.
 CREATE OR REPLACE FUNCTION histogram_bounds() RETURNS float8[] LANGUAGE sql IMMUTABLE
-    RETURN '{0.001,0.002,0.005,0.01,0.02,0.05,0.1,0.2,0.5,1,2,5,10,20,50,
-             100,200,500,1000,2000,5000,10000}'::float8[];
+    RETURN '{0.001,0.00126,0.00159,0.002,0.00251,0.00316,0.00398,0.005,0.0063,0.00794,
+             0.01,0.0126,0.0159,0.02,0.0251,0.0316,0.0398,0.05,0.063,0.0794,
+             0.1,0.126,0.159,0.2,0.251,0.316,0.398,0.5,0.63,0.794,
+             1,1.26,1.59,2,2.51,3.16,3.98,5,6.3,7.94,
+             10,12.6,15.9,20,25.1,31.6,39.8,50,63,79.4,
+             100,126,159,200,251,316,398,500,630,794,
+             1000,1260,1590,2000,2510,3160,3980,5000,6300,7940,10000}'::float8[];
+
+-- The same counts by the bounds of now, if they are by those of versions before 15, of which there
+-- were 22 (1, 2 and 5 of each decade).
+CREATE OR REPLACE FUNCTION finer_counts(p_counts bigint[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN cardinality(p_counts) <> 23 THEN p_counts ELSE (
+        SELECT array_agg(coalesce(p_counts[o.place], 0) ORDER BY n.place)
+        FROM generate_series(1, 72) AS n (place) LEFT JOIN generate_series(1, 23) AS o (place)
+            ON n.place = CASE o.place WHEN 23 THEN 72
+                ELSE 10 * ((o.place - 1) / 3) + (ARRAY[1, 4, 8])[(o.place - 1) % 3 + 1] END) END
+$$;
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM schema_version v WHERE v.version < 15) THEN
+        UPDATE queue_minutes m SET waits = finer_counts(m.waits), runs = finer_counts(m.runs);
+    END IF;
+END $$;
 
 -- The duration, in seconds, that p_share (0 to 1) of these counts do not exceed, on a straight line
 -- between two bounds; for the last count its lower bound; NULL: nothing was counted. Locks nothing.
@@ -98,10 +122,10 @@ BEGIN
     INSERT INTO queue_samples (at, queue, due, scheduled, running, failed, blocked, dead,
                                oldest_due_s)
     SELECT v_now, j.queue,
-           count(*) FILTER (WHERE j.status = 'pending' AND j.run_at <= v_now),
+           count(*) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= v_now),
            count(*) FILTER (WHERE j.status = 'pending' AND j.run_at > v_now),
            count(*) FILTER (WHERE j.status = 'running'),
-           count(*) FILTER (WHERE j.status = 'failed'),
+           count(*) FILTER (WHERE j.status = 'failed' AND j.run_at > v_now),
            count(*) FILTER (WHERE j.status = 'blocked'),
            count(*) FILTER (WHERE j.status = 'dead'),
            extract(epoch FROM v_now - min(j.run_at) FILTER (
@@ -114,8 +138,8 @@ BEGIN
 END $$;
 
 -- Adds one period of a worker's statistics, which ends now; what an outage has made longer than an
--- hour counts in its last hour. The arrays are parallel, p_waits and p_runs have one array as text
--- for each row. Locks nothing.
+-- hour counts in its last hour. What is cancelled or expires is counted by archive(). The arrays
+-- are parallel, p_waits and p_runs have one array as text for each row. Locks nothing.
 CREATE OR REPLACE FUNCTION append_minutes(p_worker text, p_period_s float8, p_queues text[],
                                           p_kinds text[], p_started bigint[], p_completed bigint[],
                                           p_failed bigint[], p_dead bigint[], p_released bigint[],
@@ -128,7 +152,7 @@ BEGIN
     SELECT clock() - make_interval(secs => least(p_period_s, 3600)),
            ceil(least(p_period_s, 3600)), u.queue, u.kind,
            left(p_worker, 200), u.started, u.completed, u.failed, u.dead, u.released,
-           u.waits::bigint[], u.runs::bigint[], u.wait_s, u.run_s
+           finer_counts(u.waits::bigint[]), finer_counts(u.runs::bigint[]), u.wait_s, u.run_s
     FROM unnest(p_queues, p_kinds, p_started, p_completed, p_failed, p_dead, p_released, p_waits,
                 p_runs, p_wait_s, p_run_s)
         AS u (queue, kind, started, completed, failed, dead, released, waits, runs, wait_s, run_s);
@@ -151,7 +175,8 @@ BEGIN
     ), totals AS (
         SELECT g.of, g.queue, g.kind, count(*) AS rows, sum(g.started) AS started,
                sum(g.completed) AS completed, sum(g.failed) AS failed, sum(g.dead) AS dead,
-               sum(g.released) AS released, sum(g.wait_s) AS wait_s, sum(g.run_s) AS run_s
+               sum(g.released) AS released, sum(g.cancelled) AS cancelled,
+               sum(g.expired) AS expired, sum(g.wait_s) AS wait_s, sum(g.run_s) AS run_s
         FROM gone g GROUP BY g.of, g.queue, g.kind
     ), counts AS (
         SELECT c.of, c.queue, c.kind, array_agg(c.waits ORDER BY c.place) AS waits,
@@ -164,9 +189,9 @@ BEGIN
         GROUP BY c.of, c.queue, c.kind
     ), made AS (
         INSERT INTO queue_minutes (at, period_s, queue, kind, started, completed, failed, dead,
-                                   released, waits, runs, wait_s, run_s)
+                                   released, waits, runs, wait_s, run_s, cancelled, expired)
         SELECT t.of, p_period_s, t.queue, t.kind, t.started, t.completed, t.failed, t.dead,
-               t.released, c.waits, c.runs, t.wait_s, t.run_s
+               t.released, c.waits, c.runs, t.wait_s, t.run_s, t.cancelled, t.expired
         FROM totals t JOIN counts c ON c.of = t.of AND c.queue = t.queue AND c.kind = t.kind
     )
     SELECT coalesce(sum(t.rows), 0) INTO v_rows FROM totals t;
@@ -247,7 +272,7 @@ CREATE OR REPLACE FUNCTION throughput(p_from timestamptz, p_until timestamptz, p
                                       p_queue text DEFAULT NULL, p_kind text DEFAULT NULL)
 RETURNS TABLE (at timestamptz, started bigint, completed bigint, failed bigint, dead bigint,
                released bigint, wait_p50_s float8, wait_p95_s float8, run_p50_s float8,
-               run_p95_s float8)
+               run_p95_s float8, cancelled bigint, expired bigint)
 LANGUAGE sql STABLE AS $$
     WITH found AS (
         SELECT to_timestamp(floor(extract(epoch FROM m.at) / p_step_s) * p_step_s) AS of, m.*
@@ -265,9 +290,10 @@ LANGUAGE sql STABLE AS $$
     )
     SELECT t.of, t.started, t.completed, t.failed, t.dead, t.released,
            percentile(c.waits, 0.5), percentile(c.waits, 0.95), percentile(c.runs, 0.5),
-           percentile(c.runs, 0.95)
+           percentile(c.runs, 0.95), t.cancelled, t.expired
     FROM (SELECT f.of, sum(f.started)::bigint AS started, sum(f.completed)::bigint AS completed,
                  sum(f.failed)::bigint AS failed, sum(f.dead)::bigint AS dead,
-                 sum(f.released)::bigint AS released FROM found f GROUP BY f.of) t
+                 sum(f.released)::bigint AS released, sum(f.cancelled)::bigint AS cancelled,
+                 sum(f.expired)::bigint AS expired FROM found f GROUP BY f.of) t
     JOIN counts c ON c.of = t.of ORDER BY t.of
 $$;

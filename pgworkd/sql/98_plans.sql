@@ -57,10 +57,10 @@ BEGIN
             ('plain', '
                 add_jobs adopt all_done append_minutes apply_frees archive_dead ask_worker
                 batch_created batch_moved belong cancel_dependents cancel_these carefully
-                check_callback check_settled count_down complete_own count_deaths count_these
-                declare_alerts declare_rules declare_schedules declarer deferred
-                differing disable_endpoint done_of drop_pool enable_endpoint
-                enable_schedule error_group error_message expire expire_these fail_schedule
+                check_callback check_settled count_down complete_own count_deaths count_ended
+                count_these declare_alerts declare_rules declare_schedules declarer deferred
+                differing disable_endpoint done_of drop_pool enable_endpoint enable_schedule
+                error_group error_message expire expire_these fail_schedule finer_counts
                 first_run_at follow forget_audit forget_batches forget_calls forget_deaths
                 forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
                 give_back had_time heartbeat hold_queues in_parts is_origin job_added

@@ -161,7 +161,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,
     pgworkd.promote,
     pgworkd.settle_completed, pgworkd.check_settled, pgworkd.defers, pgworkd.deferred, pgworkd.complete_own, pgworkd.settle_failed, pgworkd.settle_released, pgworkd.settle_ended,
-    pgworkd.keep_keys, pgworkd.after_ended, pgworkd.archive, pgworkd.add_error,
+    pgworkd.keep_keys, pgworkd.after_ended, pgworkd.archive, pgworkd.count_ended, pgworkd.add_error,
     pgworkd.declare_rules, pgworkd.declarer, pgworkd.put_schedule, pgworkd.ensure_schedules, pgworkd.add_occurrences, pgworkd.follow, pgworkd.fail_schedule,
     pgworkd.declare_schedules, pgworkd.retire_schedules, pgworkd.missed_since, pgworkd.enable_schedule, pgworkd.remove_schedule,
     pgworkd.run_schedule,
@@ -176,6 +176,6 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
     pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.notify_waiters, pgworkd.report_progress,
-    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.make_alert, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
+    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.finer_counts, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.make_alert, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
     TO {worker};
 COMMIT;

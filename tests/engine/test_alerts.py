@@ -216,8 +216,8 @@ async def plant(db: asyncpg.Connection[Any]) -> None:
            INSERT INTO pgworkd.schedules (name, queue, cron) VALUES ('broken', 'alerts', '0 0 31 2 *');
            UPDATE pgworkd.schedules SET error = 'never due' WHERE name = 'broken'"""
     )
-    for at, place in (("10 days", 10), ("0 s", 14)):  # from 0.5 to 1 s; from 10 to 20 s
-        counts = [50 if n == place else 0 for n in range(1, 24)]
+    for at, place in (("10 days", 31), ("0 s", 44)):  # up to 1 s; up to 20 s
+        counts = [50 if n == place else 0 for n in range(1, 73)]
         await db.execute(
             """INSERT INTO pgworkd.queue_minutes (at, period_s, queue, kind, started, completed, failed, dead, released,
                                                   waits, runs, wait_s, run_s)

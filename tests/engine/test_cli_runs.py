@@ -17,10 +17,10 @@ RUNNING = """INSERT INTO pgworkd.jobs (queue, kind, status, worker_id, attempts,
     VALUES ('q', 'k', 'running', %s, 1, now() - make_interval(secs => %s), %s) RETURNING id"""
 USUAL = """INSERT INTO pgworkd.queue_minutes (at, period_s, queue, kind, started, completed, failed, dead, released,
         waits, runs, wait_s, run_s)
-    SELECT now() - interval '1 day', 60, 'q', 'k', 100, 100, 0, 0, 0, array_fill(0::bigint, ARRAY[23]),
-        (SELECT array_agg(CASE WHEN n = %s THEN 100 ELSE 0 END::bigint) FROM generate_series(1, 23) n),
+    SELECT now() - interval '1 day', 60, 'q', 'k', 100, 100, 0, 0, 0, array_fill(0::bigint, ARRAY[72]),
+        (SELECT array_agg(CASE WHEN n = %s THEN 100 ELSE 0 END::bigint) FROM generate_series(1, 72) n),
         0, 0"""
-UP_TO_5_S, UP_TO_200_S = 12, 17
+UP_TO_5_S, UP_TO_200_S = 38, 54
 """Places of a histogram."""
 
 

@@ -80,7 +80,7 @@ async def _statistics(db: Db) -> None:
         "SELECT s.at, q, 10, 1, 4, 1, 1, 2, 30 FROM pgworkd.samples s, unnest($1::text[]) q",
         QUEUES,
     )
-    counts = "{0,0,0,0,0,0,5,4,1,0,0,0,0,0,0,0,0,0,0,0,0,0,0}"
+    counts = "{" + ",".join(["0"] * 20 + ["5", "4", "1"] + ["0"] * 49) + "}"
     await db.execute(
         "INSERT INTO pgworkd.queue_minutes SELECT now() - n * interval '1 min' - interval '11 min', 60, q, 'send', "
         "NULL, 10, 9, 1, 1, 0, $2::text::bigint[], $2::text::bigint[], 1, 1 "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pgworkd.core.histogram import BOUNDS_S
-from tests.kits.verbs import T0, Db, at, claim, clock, fail, insert, worker
+from tests.kits.verbs import T0, Db, at, cancel, claim, claim_ids, clock, end, fail, insert, worker
 
 from .conftest import Connect
 
@@ -26,6 +26,9 @@ COUNTS = """
     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
 
 
+PLACES = len(BOUNDS_S) + 1
+
+
 async def sample(db: Db) -> float:
     return float(await db.fetchval("SELECT pgworkd.sample_queues()"))
 
@@ -37,7 +40,7 @@ async def newest(db: Db) -> list[tuple[Any, ...]]:
 async def append(db: Db, dice: random.Random, rows: int) -> None:
     """Statistics of random sizes, from up to nine days ago until now."""
     for _ in range(rows):
-        waits, runs = ([dice.choice((0, 0, 0, dice.randrange(10**6))) for _ in range(23)] for _ in range(2))
+        waits, runs = ([dice.choice((0, 0, 0, dice.randrange(10**6))) for _ in range(PLACES)] for _ in range(2))
         text = [f"{{{','.join(map(str, each))}}}" for each in (waits, runs)]
         numbers = [[dice.randrange(10**9)] for _ in range(5)]
         queue, kind = dice.choice("ab"), dice.choice("xyz")
@@ -61,6 +64,67 @@ async def roll_up(db: Db, limit: int) -> int:
 
 async def test_the_bounds_are_those_of_the_program(db: Db) -> None:
     assert tuple(await db.fetchval("SELECT pgworkd.histogram_bounds()")) == BOUNDS_S
+
+
+@pytest.mark.usefixtures("t0")
+async def test_each_live_job_is_in_one_count_and_due_means_the_same_everywhere(db: Db) -> None:
+    """Also where it is due again: whoever scales by one number and is alerted by another acts on both."""
+    worker_id = await worker(db)
+    await insert(db, 4, "q", max_attempts=9)
+    for delay_s, job in zip((0, 0, 60), await claim_ids(db, worker_id, 3), strict=True):
+        await fail(db, [job], delay_s=delay_s)
+    await insert(db, 2, "q", run_at=T0 + timedelta(hours=1))
+    await insert(db, 3, "q", serialize_key="k")
+    await sample(db)
+    counted = dict(await db.fetchrow(f"SELECT {COLUMNS} FROM pgworkd.queue_stats"))  # noqa: S608
+    sampled = dict(await db.fetchrow(f"SELECT {COLUMNS} FROM pgworkd.queue_depths"))  # noqa: S608
+    depth, live = await db.fetchrow("SELECT pgworkd.depth('q'), (SELECT count(*) FROM pgworkd.jobs)")
+    assert counted == sampled
+    assert (depth, counted["due"], counted["failed"]) == (6, 6, 1)
+    assert sum(value for name, value in counted.items() if name not in ("queue", "oldest_due_s")) == live
+    await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', pgworkd.clock() + interval '1 min')")
+    assert await db.fetchval("SELECT pgworkd.depth('q')") == 0, "nothing could run now: nobody is to scale"
+    await clock(61, db)
+    assert await db.fetchval("SELECT pgworkd.depth('q')") == 7
+
+
+ENDED = "SELECT sum(cancelled)::int, sum(expired)::int FROM pgworkd.queue_minutes"
+
+
+@pytest.mark.usefixtures("t0")
+async def test_what_is_cancelled_or_expires_is_counted(db: Db, connect: Connect) -> None:
+    """Whoever does it, in its own transaction; and no lock on the statistics holds it up."""
+    worker_id = await worker(db)
+    await insert(db, 3, "q", expires_at=T0 + timedelta(seconds=5))
+    ids = await insert(db, 4, "q")
+    assert set((await cancel(db, *ids[:2])).values()) == {"cancelled"}
+    (running,) = await claim_ids(db, worker_id, 1)
+    await end(db, [running])
+    await clock(6, db)
+    await db.fetch("SELECT pgworkd.expire_jobs()")
+    assert tuple(await db.fetchrow(ENDED)) == (3, 2)
+    await roll_up(db, 100)
+    day = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2199, 1, 1, tzinfo=UTC))
+    (told,) = await db.fetch("SELECT * FROM pgworkd.throughput($1, $2, 2000000000)", *day)
+    assert (told["cancelled"], told["expired"], told["completed"]) == (3, 2, 0)
+    other = await connect()
+    async with other.transaction():
+        await other.execute("LOCK TABLE pgworkd.queue_minutes IN ACCESS EXCLUSIVE MODE")
+        assert "cancelled" in (await cancel(db, *ids[2:])).values()
+    assert tuple(await db.fetchrow(ENDED)) == (3, 2)
+
+
+@pytest.mark.usefixtures("t0")
+async def test_a_daemon_of_before_adds_its_coarser_counts(db: Db) -> None:
+    """Up to version 14 there were three bounds to a decade; each of them still is one."""
+    old = [float(f"{digit}e{power}") for power in range(-3, 4) for digit in (1, 2, 5)] + [10_000.0]
+    counts = list(range(1, 24))
+    text = "{" + ",".join(map(str, counts)) + "}"
+    await db.fetchval(APPEND, ["q"], ["k"], [276], [276], [0], [0], [0], [text], [text], [1.0], [1.0])
+    stored = await db.fetchval("SELECT runs FROM pgworkd.queue_minutes")
+    assert {bound: count for bound, count in zip([*BOUNDS_S, None], stored, strict=True) if count} == dict(
+        zip([*old, None], counts, strict=True)
+    )
 
 
 @pytest.mark.usefixtures("t0")
@@ -183,13 +247,13 @@ async def test_a_percentile_lies_between_the_bounds_of_the_true_one(db: Db) -> N
         place = bisect_left(BOUNDS_S, true)
         found = await db.fetchval("SELECT pgworkd.percentile($1, $2)", counts, share)
         assert edges[place] <= found <= (BOUNDS_S[place] if place < len(BOUNDS_S) else BOUNDS_S[-1]), (values, share)
-    assert await db.fetchval("SELECT pgworkd.percentile($1, 0.5)", [0] * 23) is None
+    assert await db.fetchval("SELECT pgworkd.percentile($1, 0.5)", [0] * PLACES) is None
     assert await db.fetchval("SELECT pgworkd.percentile('{}', 0.5)") is None
 
 
 @pytest.mark.usefixtures("t0")
 async def test_throughput_adds_up_the_rows_of_each_step(db: Db) -> None:
-    zeros, ones = f"{{{','.join(['0'] * 23)}}}", f"{{{','.join(['1'] + ['0'] * 22)}}}"
+    zeros, ones = ("{" + ",".join([first] + ["0"] * (PLACES - 1)) + "}" for first in "01")
     for kind in ("x", "x", "y"):
         await db.fetchval(APPEND, ["q"], [kind], [3], [2], [1], [0], [0], [ones], [zeros], [0.0005], [0.0])
     ask = "SELECT * FROM pgworkd.throughput($1, $2, 60, 'q', $3)"

@@ -32,7 +32,7 @@ LAST_S = 2.0
 
 
 class Signals:
-    """The tasks of one daemon. `statistics` False: only deaths are counted."""
+    """The tasks of one daemon. `statistics` False: it adds nothing but deaths; what is old is deleted all the same."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class Signals:
         self._sample_at, self._sampled = time.monotonic() + FIRST_S["sample"], 0
         self.sample_due = anyio.Event()
         """Set when a sample is due because something was claimed or settled since the last one."""
-        self.tasks = (self.sample, self.minutes, self.roll_up, self.deaths) if statistics else (self.deaths,)
+        always = (self.deaths, self.roll_up)
+        self.tasks = (self.sample, self.minutes, *always) if statistics else always
 
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet."""
