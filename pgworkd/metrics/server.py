@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -28,6 +30,10 @@ SERVED_S = 3.0
 """How long one connection may take, in seconds."""
 CHECK_S = 0.5
 """How often connections that take longer are looked for, in seconds."""
+
+
+PACKED_BYTES_MIN = 2_000
+"""Pages from this size on are compressed for clients that take that."""
 
 
 class Reply(NamedTuple):
@@ -123,13 +129,19 @@ class _Request(BaseHTTPRequestHandler):
             answer = Reply(500, "text/plain; charset=utf-8", b"internal error: see the log\n")
         if answer is None:
             answer = Reply(404, "text/plain; charset=utf-8", b"there are /metrics, /healthz and /readyz\n")
+        body, packs = answer.body, len(answer.body) >= PACKED_BYTES_MIN
         self.send_response(answer.status)
+        if packs and takes_gzip(self.headers.get_all("Accept-Encoding", [])):
+            body = gzip.compress(body, 1)
+            self.send_header("Content-Encoding", "gzip")
+        if packs:
+            self.send_header("Vary", "Accept-Encoding")
         self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer.body)
+            self.wfile.write(body)
 
     do_HEAD = do_GET  # noqa: N815 - the standard library's name
 
@@ -143,6 +155,15 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Logs nothing: there is a request every few seconds."""
+
+
+def takes_gzip(accepted: Iterable[str]) -> bool:
+    """Whether a client takes gzip, by the values of its headers Accept-Encoding."""
+    for each in ",".join(accepted).lower().split(","):
+        coding, *parameters = each.replace(" ", "").split(";")
+        if coding in ("gzip", "*"):
+            return not any(re.fullmatch(r"q=0(\.0*)?", parameter) for parameter in parameters)
+    return False
 
 
 def listen(address: Address, name: str) -> socket.socket:

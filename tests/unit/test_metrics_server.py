@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import threading
 import time
@@ -68,6 +69,32 @@ def test_head_has_no_body_and_the_same_length(address: str) -> None:
     assert head.status == 200
     assert head.text == ""
     assert head.headers["content-length"] == whole.headers["content-length"] == str(len(whole.text))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "packed"),
+    [
+        (b"gzip", True),
+        (b"deflate, GZip;q=0.5", True),
+        (b"*", True),
+        (b"gzip;q=0", False),
+        (b"gzip; q=0.00, *", False),
+        (b"br", False),
+        (b"", False),
+    ],
+)
+def test_a_large_page_is_compressed_for_who_takes_that(address: str, accepted: bytes, packed: bool) -> None:
+    whole = sent(address, b"GET /metrics HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")[2]
+    head, _, body = sent(address, b"GET /metrics HTTP/1.0\r\nAccept-Encoding: %b\r\n\r\n" % accepted).partition(
+        b"\r\n\r\n"
+    )
+    assert (b"Content-Encoding: gzip" in head) == packed
+    assert b"Vary: Accept-Encoding" in head
+    assert b"Content-Length: %d" % len(body) in head
+    assert (gzip.decompress(body) if packed else body) == whole
+    small = sent(address, b"GET /healthz HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")
+    assert b"gzip" not in small
+    assert small.endswith(b"alive\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
