@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, ask, ask_any, instant_of, settings_of
+from pgworkd.cli.common import Dsn, Json, MetricsListen, ask, ask_any, instant_of, settings_of
 from pgworkd.cli.output import as_json, out, print_rows
 from pgworkd.core.address import Address, listed
 from pgworkd.core.validation import counted
@@ -53,6 +53,7 @@ def serve(
         str | None,
         typer.Option("--with", metavar="PART,...", help="What to serve: api, workers; default: both."),
     ] = None,
+    metrics_listen: MetricsListen = None,
     debug_http: Annotated[bool, typer.Option("--debug-http", help="Log each request, without its body.")] = False,
     debug_bodies: Annotated[
         bool, typer.Option("--debug-bodies", help="Log each request, with the first 2,000 bytes of both bodies.")
@@ -63,7 +64,7 @@ def serve(
 
     Callers need a token (pgworkd token add). Put a proxy in front for TLS. Routes: /v1/openapi.json, docs/http.md.
     """
-    more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts}
+    more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts, "metrics_listen": metrics_listen}
     settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
         import pgworkd.gateway.api.server  # noqa: F401
@@ -107,7 +108,8 @@ async def _serve(settings: Settings, app: Any, listener: socket.socket) -> int:
     """Serves until a stop signal; the exit code."""
     from pgworkd.cli.running import run_until_stopped
 
-    return await run_until_stopped(_Gateway(settings, app, listener), settings, settings.notes)
+    program = _Gateway(settings, app, listener)
+    return await run_until_stopped(program, settings, settings.notes, source=lambda: app.gateway.source)
 
 
 class _Gateway:

@@ -34,9 +34,15 @@ class RequestPool:
     ) -> None:
         """`turn`: entered before a connection is asked for, and left when it is given back."""
         self._options, self._turn = options, turn
+        self.connections_max = connections_max
         self._pool = TransactionPool(
             options, connections_max, name="http", settings={}, command_timeout_s=options.command_timeout_s
         )
+
+    @property
+    def used(self) -> int:
+        """How many connections are in use now."""
+        return self._pool.used
 
     @contextlib.asynccontextmanager
     async def transaction(self, by: str = "") -> AsyncIterator[Any]:

@@ -98,6 +98,11 @@ class TransactionPool:
         self._suspect_s = 0.0
         """Connections made before this may be dead, as one of them was; on the monotonic clock."""
 
+    @property
+    def used(self) -> int:
+        """How many connections are in use now."""
+        return self._max - self._free.value
+
     @contextlib.asynccontextmanager
     async def begin(
         self,

@@ -39,6 +39,8 @@ class Attempt:
     """The latest progress that the handler reported, from any thread, until it has been written."""
     started: float | None = None
     """When the handler was called, on the monotonic clock; None: it waits for a slot."""
+    start_counted = False
+    """The start has been counted: see `Counters.begun`."""
     ended: float = 0.0
     """When the handler returned, on the monotonic clock."""
     stop_seen = False

@@ -1,7 +1,8 @@
 """What this process has counted since it started: the numbers behind `queue_minutes` and the metrics.
 
 Plain integers, written in the daemon's loop, once per claim and once per flush of the settler; read from any thread.
-Nothing is decided by them.
+A start is counted with the end of its run, or before, if the run still lasts when somebody looks (`begun`). Nothing is
+decided by them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OTHER = "other"
 
 
 class KindCounters:
-    """The attempts of one kind in one queue that have ended."""
+    """The attempts of one kind in one queue that were started, and those that have ended."""
 
     __slots__ = ("ended", "runs", "started", "waits")
 
@@ -39,12 +40,10 @@ class KindCounters:
         """Times from due to started."""
         self.runs = Histogram()
 
-    def add(self, outcome: str, ended: int, waits_s: list[float], runs_s: list[float]) -> None:
-        """Adds attempts of one outcome, and for those that were started how long each waited and ran, in seconds."""
-        self.ended[outcome] += ended
-        self.started += len(runs_s)
+    def begun(self, waits_s: list[float]) -> None:
+        """Adds attempts that were started: how long each waited, in seconds."""
+        self.started += len(waits_s)
         self.waits.observe_all(waits_s)
-        self.runs.observe_all(runs_s)
 
 
 class Counters:
@@ -71,7 +70,11 @@ class Counters:
         """The database's time, in seconds since the epoch, less this process' monotonic clock; at first the host's."""
         self.died = anyio.Event()
         """Set when a job has died here, until `Signals` has counted it."""
-        events_.listen(self._on_fence, except_for=events.names() - {events.LEASE_FENCED})
+        self.answers: Counter[tuple[str, str]] = Counter()
+        """Answers of endpoints by endpoint and status; `none`: there was no answer."""
+        self.answer_s: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """From a request to the answer, by endpoint."""
+        events_.listen(self._on_event, except_for=events.names() - {events.LEASE_FENCED, events.PUSH_ANSWERED})
 
     def of(self, queue: str, kind: str) -> KindCounters:
         """The counters of a kind; beyond KINDS_MAX that the app does not declare, those of OTHER."""
@@ -85,6 +88,11 @@ class Counters:
             found = self.kinds[queue, kind] = KindCounters()
         return found
 
+    def claim_failed(self, queue: str, took_s: float) -> None:
+        """Counts a claim that was not answered, or with an error, after that time."""
+        self.claims[queue, "failed"] += 1
+        self.claim_s.observe(took_s)
+
     def claimed(self, queue: str, jobs: int, took_s: float, notified_ago_s: float | None) -> None:
         """Counts a claim that was answered; `notified_ago_s`: how long before it was sent a notification came."""
         self.claims[queue, "jobs" if jobs else "empty"] += 1
@@ -92,13 +100,31 @@ class Counters:
         if notified_ago_s is not None:
             self.wake_s.observe(notified_ago_s + took_s)
 
+    def begun(self, attempts: Sequence[Attempt]) -> None:
+        """Counts the starts of attempts whose handler has been called, each once."""
+        for (queue, kind), of_kind in _by_kind([each for each in attempts if each.started is not None]).items():
+            self.of(queue, kind).begun(self._waits_s(of_kind))
+            for each in of_kind:
+                each.start_counted = True
+
+    def _waits_s(self, attempts: Sequence[Attempt]) -> list[float]:
+        """How long each has waited whose start was not counted yet, in seconds."""
+        ahead_s = self.database_ahead_s
+        return [
+            each.started + ahead_s - each.claimed.run_at
+            for each in attempts
+            if each.started is not None and not each.start_counted
+        ]
+
     def ended(self, outcome: str, batch: Sequence[Attempt]) -> list[tuple[str, list[float]]]:
         """Counts attempts that have ended in the same way; for each kind in turn the durations of its runs."""
-        ahead_s, found = self.database_ahead_s, []
+        found = []
         for (queue, kind), attempts in _by_kind(batch).items():
-            waits_s = [each.started + ahead_s - each.claimed.run_at for each in attempts if each.started is not None]
+            of_kind = self.of(queue, kind)
+            of_kind.begun(self._waits_s(attempts))
+            of_kind.ended[outcome] += len(attempts)
             runs_s = [each.ended - each.started for each in attempts if each.started is not None]
-            self.of(queue, kind).add(outcome, len(attempts), waits_s, runs_s)
+            of_kind.runs.observe_all(runs_s)
             found.append((kind, runs_s))
         if outcome == "dead":
             self.died.set()
@@ -116,14 +142,23 @@ class Counters:
             self.of(queue, kind).ended["dead"] += 1
             self.died.set()
 
+    def expired(self, queue: str, kind: str, jobs: int) -> None:
+        """Counts jobs that maintenance here has ended, as they had not begun by their `expires_at`."""
+        self.of(queue, kind).ended["expired"] += jobs
+
     def failed_for(self, queue: str, kind: str, status: str) -> None:
         """Counts an attempt of a remote worker that maintenance has ended; `status` is the job's new one."""
         self.of(queue, kind).ended[status] += 1
         if status == "dead":
             self.died.set()
 
-    def _on_fence(self, _: str, __: Mapping[str, Any]) -> None:
-        self.fences += 1
+    def _on_event(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event == events.LEASE_FENCED:
+            self.fences += 1
+            return
+        endpoint, status = facts["endpoint"], facts["status"]
+        self.answers[endpoint, "none" if status is None else str(status)] += 1
+        self.answer_s[endpoint].observe(facts["took_s"])
 
 
 def _by_kind(batch: Sequence[Attempt]) -> Mapping[tuple[str, str], Sequence[Attempt]]:

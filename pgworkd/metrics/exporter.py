@@ -95,6 +95,7 @@ class DatabaseReader:
             (workers, queries.WORKERS, ()),
             (queues, queries.QUEUES, (queries.ROWS_MAX,)),
             (depths, queries.DEPTHS, (queries.ROWS_MAX,)),
+            (endpoints, queries.ENDPOINTS, (queries.ROWS_MAX,)),
             (schedules, queries.SCHEDULES, (queries.ROWS_MAX,)),
             (tables, queries.TABLES, ()),
         ):
@@ -148,12 +149,25 @@ def depths(rows: Iterable[Sequence[Any]]) -> Samples:
 
 
 def queues(rows: Iterable[Sequence[Any]]) -> Samples:
-    """The queues that are paused, and who serves each."""
+    """The queues that are paused, and by whom; and who serves each."""
+    rows = list(rows)
+    paused: dict[Labels, Value] = {}
+    for queue, is_paused, by_endpoint, _, _ in rows:
+        paused[queue, "operator"] = int(is_paused and not by_endpoint)
+        paused[queue, "endpoint"] = int(is_paused and by_endpoint)
+    return {
+        "pgworkd_queue_paused": paused,
+        "pgworkd_queue_workers": {(queue,): count for queue, _, _, count, _ in rows},
+        "pgworkd_queue_slots": {(queue,): slots for queue, _, _, _, slots in rows},
+    }
+
+
+def endpoints(rows: Iterable[Sequence[Any]]) -> Samples:
+    """The endpoints that are paused or disabled."""
     rows = list(rows)
     return {
-        "pgworkd_queue_paused": {(queue,): int(paused) for queue, paused, _, _ in rows},
-        "pgworkd_queue_workers": {(queue,): count for queue, _, count, _ in rows},
-        "pgworkd_queue_slots": {(queue,): slots for queue, _, _, slots in rows},
+        "pgworkd_endpoint_paused": {(name,): int(paused) for name, paused, _ in rows},
+        "pgworkd_endpoint_disabled": {(name,): int(disabled) for name, _, disabled in rows},
     }
 
 

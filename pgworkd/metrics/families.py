@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Source = Literal["process", "database"]
-"""process: each daemon counts its own; database: the same whoever asks, so only `pgworkd exporter` has it."""
+Source = Literal["process", "gateway", "database"]
+"""process: each daemon and gateway counts its own; gateway: only gateways do; database: the same whoever asks, so only
+`pgworkd exporter`, or one gateway, needs to be asked."""
 
 
 class Family(NamedTuple):
@@ -41,14 +42,22 @@ FAMILIES = (
     Family("pgworkd_listening", "gauge", "1 while notifications arrive, 0 while pools only poll.", merge="min"),
     Family("pgworkd_loop_lag_seconds", "gauge", "How long the event loop has been blocked.", merge="max"),
     Family("pgworkd_wake_seconds", "histogram", "From a notification to the answer of the claim after it."),
+    Family("pgworkd_endpoint_answers_total", "counter", "Answers by status; none: no answer.", ("endpoint", "status")),
+    Family("pgworkd_endpoint_seconds", "histogram", "From a request to its answer, or to none.", ("endpoint",)),
+    Family("pgworkd_requests_total", "counter", "Requests by their answer.", ("method", "route", "status"), "gateway"),
+    Family("pgworkd_request_seconds", "histogram", "From request to whole answer.", ("method", "route"), "gateway"),
+    Family("pgworkd_requests_waiting", "gauge", "Requests that wait: claims, others, streams.", ("what",), "gateway"),
+    Family("pgworkd_request_connections", "gauge", "Connections for requests: used, most.", ("state",), "gateway"),
     Family("pgworkd_maintenance_seconds", "histogram", "Duration of maintenance by task.", ("task",)),
     Family("pgworkd_processes", "gauge", "Daemon processes: wanted, and answering this scrape.", ("state",)),
     Family("pgworkd_build_info", "gauge", "Always 1; labels tell versions.", ("version", "python"), merge="max"),
     Family("pgworkd_queue_jobs", "gauge", "Jobs at the last sample.", ("queue", "state"), "database"),
     Family("pgworkd_queue_oldest_due_seconds", "gauge", "How long the oldest due job waits.", ("queue",), "database"),
-    Family("pgworkd_queue_paused", "gauge", "1 while the queue is paused.", ("queue",), "database"),
+    Family("pgworkd_queue_paused", "gauge", "1 while paused by operator, endpoint.", ("queue", "by"), "database"),
     Family("pgworkd_queue_workers", "gauge", "Workers of the queue with a live lease.", ("queue",), "database"),
     Family("pgworkd_queue_slots", "gauge", "Slots of these workers together.", ("queue",), "database"),
+    Family("pgworkd_endpoint_paused", "gauge", "1 while failures pause it.", ("endpoint",), "database"),
+    Family("pgworkd_endpoint_disabled", "gauge", "1 while it is disabled.", ("endpoint",), "database"),
     Family("pgworkd_workers", "gauge", "Workers by state: running, blocked, stopping, lost.", ("state",), "database"),
     Family("pgworkd_schedule_last_seconds", "gauge", "Since one was due, if known.", ("schedule",), "database"),
     Family("pgworkd_schedule_late_seconds", "gauge", "How long the next occurrence is due.", ("schedule",), "database"),

@@ -11,10 +11,14 @@ ROWS_MAX = 1_000
 READ_ONLY = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
 DEPTHS = """SELECT queue, due, scheduled, running, failed, blocked, dead, oldest_due_s, sample_age_s
     FROM pgworkd.queue_depths ORDER BY queue LIMIT $1"""
-QUEUES = """SELECT n.queue, coalesce(q.paused_until > pgworkd.clock(), false), coalesce(f.workers, 0)::int,
-        coalesce(f.slots, 0)::int
+# `by_endpoint`: the endpoint has paused the queue, not an operator.
+QUEUES = """SELECT n.queue, coalesce(q.paused_until > pgworkd.clock(), false),
+        e.name IS NOT NULL AND coalesce(q.paused_until = e.paused_until
+            OR q.paused_until = 'infinity' AND q.name = ANY (e.disabled_queues), false) AS by_endpoint,
+        coalesce(f.workers, 0)::int, coalesce(f.slots, 0)::int
     FROM (SELECT name::text AS queue FROM pgworkd.queues UNION SELECT queue::text FROM pgworkd.known_pools()) n
     LEFT JOIN pgworkd.queues q ON q.name = n.queue
+    LEFT JOIN pgworkd.endpoints e ON e.name = q.endpoint
     LEFT JOIN (SELECT p.queue::text AS queue, count(*) AS workers, sum(p.concurrency) AS slots
                FROM pgworkd.known_pools() p JOIN pgworkd.workers w
                    ON w.id = p.worker_id AND w.lost_at IS NULL AND w.lease_until > pgworkd.clock()
@@ -23,6 +27,8 @@ QUEUES = """SELECT n.queue, coalesce(q.paused_until > pgworkd.clock(), false), c
 WORKERS = """SELECT CASE WHEN lost_at IS NOT NULL OR lease_until <= pgworkd.clock() THEN 'lost' ELSE state END,
         count(*)::int
     FROM pgworkd.workers WHERE kind <> 'standing' GROUP BY 1"""
+ENDPOINTS = """SELECT name::text, coalesce(paused_until > pgworkd.clock(), false), disabled_at IS NOT NULL
+    FROM pgworkd.endpoints ORDER BY name LIMIT $1"""
 # The newest occurrence is mostly the next one; when that before it was due is known of intervals only.
 SCHEDULES = """SELECT s.name::text,
         CASE WHEN s.last_occurrence <= pgworkd.clock() THEN extract(epoch FROM pgworkd.clock() - s.last_occurrence)

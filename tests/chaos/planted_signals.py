@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python, sql
 
 _DEATHS, _ALERTS = "tests/sql/test_deaths.py", "tests/sql/test_alerts.py"
+_NUMBERS = "tests/http/test_numbers.py"
 _SAMPLES, _STATISTICS = "tests/sql/test_samples.py", "tests/engine/test_statistics.py"
 
 BUGS = (
@@ -145,5 +146,84 @@ BUGS = (
         "        _counts[name] += jobs",
         "        pass",
         tests="tests/unit/test_metrics_otel.py",
+    ),
+    python(
+        "a start is counted when its run has ended",
+        "engine/settle/job_events",
+        "            self._counters.begun([attempt for attempt in self._in_flight if not attempt.start_counted])\n",
+        "",
+        tests=f"{_STATISTICS}::test_what_runs_is_counted_as_started_once",
+    ),
+    python(
+        "a start is counted twice",
+        "engine/counters",
+        "            if each.started is not None and not each.start_counted",
+        "            if each.started is not None",
+        tests=f"{_STATISTICS}::test_what_runs_is_counted_as_started_once",
+    ),
+    python(
+        "claims that fail have no duration",
+        "engine/counters",
+        '        self.claims[queue, "failed"] += 1\n        self.claim_s.observe(took_s)\n',
+        '        self.claims[queue, "failed"] += 1\n',
+        tests=f"{_STATISTICS}::test_a_claim_that_fails_has_a_duration",
+    ),
+    sql(
+        "a retry that is due counts as one that waits",
+        "           count(*) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= v_now),",
+        "           count(*) FILTER (WHERE j.status = 'pending' AND j.run_at <= v_now),",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "a paused queue is to be scaled",
+        "    IF EXISTS (SELECT FROM queues q WHERE q.name = p_queue AND q.paused_until > v_now) THEN",
+        "    IF false THEN",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "what is cancelled is counted nowhere",
+        "    IF v_counts IS NOT NULL THEN",
+        "    IF false THEN",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "a lock on statistics holds up who cancels",
+        "    LOCK TABLE queue_minutes IN ROW EXCLUSIVE MODE NOWAIT;\n",
+        "",
+        tests=_SAMPLES,
+    ),
+    sql(
+        "counts by older bounds are taken for those of now",
+        "           finer_counts(u.waits::bigint[]), finer_counts(u.runs::bigint[]), u.wait_s, u.run_s",
+        "           u.waits::bigint[], u.runs::bigint[], u.wait_s, u.run_s",
+        tests=_SAMPLES,
+    ),
+    python(
+        "a gateway does not count what it gives",
+        "gateway/workers/pool",
+        "            self._counters.begun([attempt for attempt, _ in given])\n",
+        "",
+        tests=_NUMBERS,
+    ),
+    python(
+        "any method is a label",
+        "gateway/api/request/numbers",
+        "        if route == NO_ROUTE or status == METHOD_NOT_ALLOWED:",
+        "        if route == NO_ROUTE:",
+        tests=_NUMBERS,
+    ),
+    python(
+        "whose pause it is, is not told",
+        "metrics/exporter",
+        '        paused[queue, "operator"] = int(is_paused and not by_endpoint)',
+        '        paused[queue, "operator"] = int(is_paused)',
+        tests="tests/engine/test_exporter.py::test_all_families_as_a_reader",
+    ),
+    python(
+        "a page is compressed for who cannot read that",
+        "metrics/server",
+        '        if coding in ("gzip", "*"):',
+        "        if True:",
+        tests="tests/unit/test_metrics_server.py",
     ),
 )

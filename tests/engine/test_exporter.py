@@ -17,7 +17,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.metrics import exporter
 from pgworkd.metrics.exporter import DatabaseSource
 from pgworkd.metrics.families import FAMILIES
-from pgworkd.metrics.samples import Samples
+from pgworkd.metrics.samples import Labels, Samples, Value
 from tests.kits.commands import NOWHERE, Start, start, waits_until
 from tests.kits.daemon import running, until
 from tests.kits.metrics import PROMTOOL, address_of, complaints, fetch, total
@@ -52,18 +52,30 @@ def app() -> App:
     return found
 
 
+QUEUES = ("gone", "mail", "slow", "still")
+
+
 async def test_all_families_as_a_reader(db: asyncpg.Connection[Any], dsn: str) -> None:
     await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('still', 'infinity')")
     await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('still', now() - interval '1 min')")
+    for name in ("gone", "slow"):
+        await db.execute('SELECT pgworkd.set_endpoint($1, \'{"url": "https://x.example", "unsigned": true}\')', name)
+        await db.execute("INSERT INTO pgworkd.queues (name, endpoint) VALUES ($1, $1)", name)
+    await db.execute("SELECT pgworkd.disable_endpoint('gone', '410')")
+    await db.execute("SELECT pgworkd.pause_endpoint('slow', 600, '503')")
     async with granted(dsn, db) as roles, running(app(), dsn):
         await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.queue_depths WHERE due > 0"))
         found = await samples(roles.dsn("reader"))
     assert found["pgworkd_scrape_up"] == {(): 1}
     assert found["pgworkd_queue_jobs"]["still", "due"] == 1
     assert float(found["pgworkd_queue_oldest_due_seconds"][("still",)]) >= 60  # type: ignore[arg-type]
-    assert found["pgworkd_queue_paused"] == {("mail",): 0, ("still",): 1}
-    assert found["pgworkd_queue_workers"] == {("mail",): 1, ("still",): 0}
-    assert found["pgworkd_queue_slots"] == {("mail",): 7, ("still",): 0}
+    paused: dict[Labels, Value] = {(queue, "operator"): int(queue == "still") for queue in QUEUES}
+    paused |= {(queue, "endpoint"): int(queue in ("gone", "slow")) for queue in QUEUES}
+    assert found["pgworkd_queue_paused"] == paused
+    assert found["pgworkd_endpoint_paused"] == {("gone",): 0, ("slow",): 1}
+    assert found["pgworkd_endpoint_disabled"] == {("gone",): 1, ("slow",): 0}
+    assert found["pgworkd_queue_workers"] == {(queue,): int(queue == "mail") for queue in QUEUES}
+    assert found["pgworkd_queue_slots"] == {(queue,): 7 if queue == "mail" else 0 for queue in QUEUES}
     assert found["pgworkd_workers"] == {("running",): 1, ("blocked",): 0, ("stopping",): 0, ("lost",): 0}
     assert 0 <= float(found["pgworkd_sample_age_seconds"][()]) < 30  # type: ignore[arg-type]
     assert float(found["pgworkd_table_bytes"][("jobs",)]) > 8192  # type: ignore[arg-type]

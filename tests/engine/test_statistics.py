@@ -11,7 +11,7 @@ import pytest
 
 from pgworkd import App, Job, PermanentError, Snooze
 from pgworkd.admin.admin import Admin
-from pgworkd.core.events import Events
+from pgworkd.core.events import PUSH_ANSWERED, Events
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.engine.counters import KINDS_MAX, OTHER, Counters
 from pgworkd.engine.life import signals
@@ -25,9 +25,9 @@ SUMS = """
     SELECT kind, sum(started)::int, sum(completed)::int, sum(failed)::int, sum(dead)::int, sum(released)::int
     FROM pgworkd.queue_minutes GROUP BY kind ORDER BY kind"""
 SHAPE = """
-    SELECT bool_and(array_length(waits, 1) = 23 AND array_length(runs, 1) = 23
-                    AND (SELECT sum(x) FROM unnest(waits) x) = started
-                    AND (SELECT sum(x) FROM unnest(runs) x) = started AND wait_s >= 0 AND run_s >= 0)
+    SELECT bool_and(array_length(waits, 1) = 72 AND array_length(runs, 1) = 72
+                    AND (SELECT sum(x) FROM unnest(waits) x) = started AND wait_s >= 0 AND run_s >= 0)
+        AND sum((SELECT sum(x) FROM unnest(runs) x)) = sum(started)
     FROM pgworkd.queue_minutes"""
 
 
@@ -75,6 +75,47 @@ async def test_every_attempt_is_written_once_when_the_daemons_have_stopped(
         ("later", 80, 40, 0, 0, 40),
     ]
     assert await db.fetchval(SHAPE)
+
+
+async def test_what_runs_is_counted_as_started_once(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """While it runs, not when it ends: a handler that hangs is one that was started, after a wait."""
+    app, goes_on = App(), anyio.Event()
+
+    @app.handler("long")
+    async def long() -> None:
+        await goes_on.wait()
+
+    async with running(app, dsn) as (daemon, _):
+        await insert(db, "long")
+        await until(lambda: daemon.counters.kinds and daemon.counters.of("long", "long").started)
+        counted = daemon.counters.of("long", "long")
+        assert sum(counted.waits.counts) == 1
+        assert sum(counted.runs.counts) == 0
+        goes_on.set()
+        await until(lambda: counted.ended["completed"])
+    assert (counted.started, sum(counted.waits.counts), sum(counted.runs.counts)) == (1, 1, 1)
+    written = await db.fetchrow("SELECT sum(started)::int, sum(completed)::int FROM pgworkd.queue_minutes")
+    assert tuple(written or ()) == (1, 1)
+
+
+async def test_a_claim_that_fails_has_a_duration(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    """While a table is locked there are no others: their durations would say that all is well."""
+    connection = ConnectionOptions(dsn, command_timeout_s=1.0)
+    async with running(app_of_all_ends(), dsn, connection=connection) as (daemon, _):
+        async with db.transaction():
+            await db.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
+            await until(lambda: daemon.counters.claims["good", "failed"])
+        assert sum(daemon.counters.claim_s.counts) == daemon.counters.claims.total()
+        assert daemon.counters.claim_s.sum_s > 0.5
+
+
+def test_answers_of_endpoints_are_counted() -> None:
+    events_ = Events()
+    counters = Counters(events_)
+    for status in (200, 200, 503, None):
+        events_.emit(PUSH_ANSWERED, endpoint="billing", status=status, took_s=0.25)
+    assert counters.answers == {("billing", "200"): 2, ("billing", "503"): 1, ("billing", "none"): 1}
+    assert (sum(counters.answer_s["billing"].counts), counters.answer_s["billing"].sum_s) == (4, 1.0)
 
 
 async def test_a_period_has_what_ended_in_it_only(

@@ -21,6 +21,9 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("pgworkd_claims_total", "result"): ("jobs", "empty", "failed"),
     ("pgworkd_processes", "state"): ("wanted", "answering"),
     ("pgworkd_queue_jobs", "state"): ("due", "scheduled", "running", "failed", "blocked", "dead"),
+    ("pgworkd_requests_waiting", "what"): ("claims", "others", "streams"),
+    ("pgworkd_request_connections", "state"): ("used", "most"),
+    ("pgworkd_queue_paused", "by"): ("operator", "endpoint"),
     ("pgworkd_workers", "state"): ("running", "blocked", "stopping", "lost"),
 }
 """What a label may be, by metric and label, where it is one of a few words."""

@@ -37,6 +37,10 @@ _LABELS: dict[str, Sequence[str]] = {
     "schedule": ("nightly",),
     "by": ("session", "slot"),
     "table": ("jobs", "finished_jobs"),
+    "endpoint": ("billing",),
+    "status": ("200", "503"),
+    "method": ("GET", "POST"),
+    "route": ("/v1/jobs",),
 }
 _GAUGES = {
     **dict.fromkeys(("pgworkd_database_up", "pgworkd_listening", "pgworkd_build_info", "pgworkd_scrape_up"), 1.0),
@@ -55,6 +59,10 @@ _GAUGES = {
     "pgworkd_table_bytes": 4e6,
     "pgworkd_table_dead_rows": 500.0,
     "pgworkd_queue_paused": 0.0,
+    "pgworkd_requests_waiting": 2.0,
+    "pgworkd_request_connections": 4.0,
+    "pgworkd_endpoint_paused": 0.0,
+    "pgworkd_endpoint_disabled": 0.0,
     "pgworkd_schedule_late_seconds": 0.0,
 }
 _RARE = {"pgworkd_jobs_lost_total", "pgworkd_jobs_rescued_total", "pgworkd_lease_fences_total"}
@@ -95,7 +103,8 @@ def healthy(*queues: str) -> list[Series]:
                 found.append(Series(family.name, labels, _gauge(family, labels), 0))
             elif family.kind == "counter":
                 rare = family.name in _RARE or labels.get("outcome") == "dead"
-                found.append(Series(family.name, labels, 0 if rare else 100, 0 if rare else 60))
+                step = 6 if "failed" in labels.values() else 60
+                found.append(Series(family.name, labels, 0 if rare else 100, 0 if rare else step))
             else:
                 for number, bound in enumerate(BOUNDS, 1):
                     found.append(Series(f"{family.name}_bucket", {**labels, "le": str(bound)}, 0, 12 * number))

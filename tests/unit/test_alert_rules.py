@@ -17,8 +17,8 @@ from tests.kits.prometheus import healthy, needs_promtool, promtool, selector
 pytestmark = needs_promtool
 RULES = {rule.name: rule for rule in rules()}
 NAMES = set(
-    "QueueStalled QueueLate NoWorker BacklogGrows DeadJobs JobsLost LeaseFenced DatabaseAway NotListening ScheduleLate "
-    "SnapshotHeld WorkerGone".split()
+    "QueueStalled QueueLate EndpointDown NoWorker BacklogGrows DeadJobs AttemptsFail JobsLost ClaimsFail LeaseFenced "
+    "DatabaseAway NotListening SignalsMissing WorkerGone ScheduleLate SnapshotHeld".split()
 )
 FLEET = {"job": "fleet", "instance": "w1"}
 
@@ -39,23 +39,32 @@ def one(name: str, **labels: str) -> str:
     return selector(name, labels | FLEET)
 
 
-def ended(queue: str, values: str) -> dict[str, str]:
-    """All attempts of a queue end like this, and none of them dead."""
+def ended(queue: str, values: str, but: str = "dead", kind: str | None = None) -> dict[str, str]:
+    """All attempts of a queue, or of one kind of it, end like this, and none of them with the outcome `but`."""
     return {
         key: values
         for each in healthy()
         if each.name == "pgworkd_jobs_finished_total"
         and each.labels["queue"] == queue
-        and each.labels["outcome"] != "dead"
+        and each.labels["kind"] == (kind or each.labels["kind"])
+        and each.labels["outcome"] not in ("dead", but)
         for key in [one(each.name, **each.labels)]
     }
 
 
+def claims(failed: str, others: str) -> dict[str, str]:
+    """The results of the claims of a queue."""
+    results = {"failed": failed, "jobs": others, "empty": others}
+    return {one("pgworkd_claims_total", **MAIL, result=each): values for each, values in results.items()}
+
+
 MAIL = {"queue": "mail"}
 DEAD = one("pgworkd_jobs_finished_total", queue="mail", kind="send", outcome="dead")
+FAILED = one("pgworkd_jobs_finished_total", queue="mail", kind="send", outcome="failed")
 DUE = one("pgworkd_queue_jobs", queue="mail", state="due")
 OLDEST, WORKERS = one("pgworkd_queue_oldest_due_seconds", **MAIL), one("pgworkd_queue_workers", **MAIL)
-PAUSED, RUNNING = one("pgworkd_queue_paused", **MAIL), one("pgworkd_jobs_running", **MAIL)
+PAUSED, RUNNING = one("pgworkd_queue_paused", **MAIL, by="operator"), one("pgworkd_jobs_running", **MAIL)
+BY_ENDPOINT = one("pgworkd_queue_paused", **MAIL, by="endpoint")
 RESCUED, FENCES = one("pgworkd_jobs_rescued_total", **MAIL), one("pgworkd_lease_fences_total")
 UP, LISTENING = one("pgworkd_database_up"), one("pgworkd_listening")
 CASES = [
@@ -73,9 +82,32 @@ CASES = [
     Case("QueueStalled", "a first attempt after an idle hour", {RUNNING: "0x60 1x8 0x20"}, None),
     Case("QueueStalled", "a restart", {RUNNING: "8x90", **ended("mail", "0+60x30 0+60x60")}, None),
     Case("QueueStalled", "the first of a kind has ended", {RUNNING: "8x12 0x60", **ended("mail", "_x8 1x70")}, None),
+    Case(
+        "QueueStalled",
+        "jobs of an unknown kind are handed back all the while",
+        {RUNNING: "8x90", **ended("mail", "100+0x90", but="released")},
+        15,
+        9,
+    ),
     Case("QueueLate", "a job waits", {OLDEST: "0+10x90"}, 12, 6),
     Case("QueueLate", "but the queue is paused", {OLDEST: "0+10x90", PAUSED: "1x90"}, None),
+    Case("QueueLate", "as its endpoint is down", {OLDEST: "0+10x90", BY_ENDPOINT: "1x90"}, 12, 6),
     Case("QueueLate", "a peak of a minute", {OLDEST: "0x20 90 0x60"}, None),
+    Case(
+        "EndpointDown",
+        "it is gone for good",
+        {one("pgworkd_endpoint_disabled", endpoint="billing"): "0x20 1x70"},
+        23,
+        20,
+    ),
+    Case(
+        "EndpointDown",
+        "it is tried now and then, in vain",
+        {one("pgworkd_endpoint_paused", endpoint="billing"): "0x20 0 1 1 1 0 1 1 1 0 1 1 1 0 1 1 1 0 1 1 1 0 1x50"},
+        40,
+        23,
+    ),
+    Case("EndpointDown", "for a minute", {one("pgworkd_endpoint_paused", endpoint="billing"): "0x20 1 0x70"}, None),
     Case("NoWorker", "all stop", {WORKERS: "2x10 0x80"}, 17, 14),
     Case("NoWorker", "none was ever there", {WORKERS: "_x90"}, 6, 4),
     Case("NoWorker", "nothing is due", {WORKERS: "0x90", DUE: "0x90"}, None),
@@ -87,16 +119,25 @@ CASES = [
     Case("DeadJobs", "one dies", {DEAD: "0x20 1x70"}, 23, 19),
     Case("DeadJobs", "one dies, the first ever", {DEAD: "_x20 1x70"}, 23, 19),
     Case("DeadJobs", "one died an hour ago", {DEAD: "1x90"}, None, 20),
+    Case("DeadJobs", "of a process that is killed soon after", {DEAD: "_x20 9 9 _x70"}, 23, 19),
+    Case("AttemptsFail", "all", {**ended("mail", "100+0x90", "failed", "send"), FAILED: "0x20 0+9x70"}, 45, 20),
+    Case("AttemptsFail", "half of them", {FAILED: "0+59x90"}, None),
+    Case("AttemptsFail", "a few", {**ended("mail", "100+0x90", "failed", "send"), FAILED: "0+1x90"}, None),
     Case("JobsLost", "one is taken back", {RESCUED: "0x20 1x70"}, 23, 19),
     Case("JobsLost", "the first ever", {RESCUED: "_x20 1x70"}, 23, 19),
     Case("JobsLost", "one ends too late", {one("pgworkd_jobs_lost_total", **MAIL): "0x20 1x70"}, 23, 19),
     Case("JobsLost", "prometheus was away", {RESCUED: "5x20 _x25 5x45"}, None, 20),
+    Case("ClaimsFail", "all", claims("0x20 0+6x70", "0+60x20 1200x70"), 30, 23),
+    Case("ClaimsFail", "some", claims("0+6x90", "0+1x90"), None),
     Case("LeaseFenced", "once", {FENCES: "0x20 1x70"}, 23, 19),
     Case("DatabaseAway", "for a worker", {UP: "1x20 0x70"}, 23, 20),
     Case("DatabaseAway", "for the exporter", {one("pgworkd_scrape_up"): "1x20 0x70"}, 23, 20),
     Case("DatabaseAway", "for an instant", {UP: "1x20 0 1x70"}, None),
     Case("NotListening", "the database answers", {LISTENING: "1x20 0x70"}, 28, 24),
     Case("NotListening", "as the database is away", {LISTENING: "1x20 0x70", UP: "1x20 0x70"}, None),
+    Case("NotListening", "cut again and again", {LISTENING: "1x20 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1x40"}, 32, 24),
+    Case("SignalsMissing", "no exporter", {one("pgworkd_scrape_up"): "1x20 _x70"}, 42, 35),
+    Case("SignalsMissing", "no worker was ever there", {one("pgworkd_database_up"): "_x90"}, 17, 14),
     Case("ScheduleLate", "6 min", {one("pgworkd_schedule_late_seconds", schedule="nightly"): "0x20 360x70"}, 25, 21),
     Case("ScheduleLate", "4 min", {one("pgworkd_schedule_late_seconds", schedule="nightly"): "0x20 240x70"}, None),
     Case("SnapshotHeld", "for hours", {one("pgworkd_oldest_snapshot_seconds"): "0+120x90"}, 38, 31),
@@ -142,7 +183,7 @@ def test_promtool_accepts_them(tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(ALERTS, encoding="utf-8")
     result = promtool("check", "rules", tmp_path / "rules.yml")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "12 rules found" in result.stdout
+    assert "16 rules found" in result.stdout
 
 
 def test_none_fires_in_a_healthy_hour(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ class ClaimLoop(ABC):
             self._outage.passed()
             self._counters.refusals.passed(self.queue)
         except PgworkdError as error:
+            self._counters.claim_failed(self.queue, time.monotonic() - sent_at)
             if not isinstance(error, WorkerLost):
                 self._counters.refusals.failed(self.queue, error, sent_at)
             return await self._refused(error)
@@ -238,7 +239,6 @@ class ClaimLoop(ABC):
         self._poll_mode.announced = None  # the announcement may have been stored: announce again
         if isinstance(error, WorkerLost):
             self._worker.renew_now()
-        self._counters.claims[self.queue, "failed"] += 1
         return self._outage.failed(error)
 
     def _leave(self) -> Places:

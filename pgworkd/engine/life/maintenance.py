@@ -268,6 +268,7 @@ class Maintenance:
                 keys = count
                 continue
             jobs += count
+            self._counters.expired(queue, kind, count)
             self._events.emit(events.JOBS_EXPIRED, queue=queue, kind=kind, count=count, job_id=str(example))
         return 0.0 if max(jobs, keys) >= limit else self._periods.expire_s
 

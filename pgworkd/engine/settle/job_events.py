@@ -31,7 +31,7 @@ from pgworkd.engine.shared import Shared
 from pgworkd.errors import DatabaseUnavailable, InvalidPayload, PgworkdError
 
 CHECK_S = 0.5
-"""How often running attempts are checked, and their progress is written."""
+"""How often running attempts are checked and counted, and their progress is written."""
 SAMPLES_LEAST = 20
 """Completed runs of a kind before its average duration is trusted."""
 PROGRESS_ROWS_MAX = 1000
@@ -126,6 +126,7 @@ class JobEvents:
     async def _watch(self) -> None:
         while True:
             now = time.monotonic()
+            self._counters.begun([attempt for attempt in self._in_flight if not attempt.start_counted])
             for attempt in self._in_flight.running():
                 self._time_out_thread(attempt, now)
                 self._report_overrun(attempt)

@@ -46,7 +46,7 @@ class Application:
         """`log`: called after each request with its facts, and with the bodies if asked to."""
         self.gateway = gateway
         self.api = _api(gateway)
-        self._app = Bounds(self._routed, gateway.options.hosts, log, bodies=log_bodies)
+        self._app = Bounds(self._routed, gateway.options.hosts, gateway.requests.count, log, bodies=log_bodies)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers one request."""

@@ -284,6 +284,7 @@ class RemotePool(ClaimLoop):
                 attempt.started = now
                 if waiter.lease_s is None:
                     waiter.worker.held[attempt.claimed.id] = attempt
+            self._counters.begun([attempt for attempt, _ in given])
             waiter.given = given
             waiter.answered.set()
         else:

@@ -6,6 +6,7 @@ its lease is what their rescue depends on; and a site that has no daemon has its
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -78,9 +79,24 @@ class RemoteService:
         self.watch = Watch(self.remote, self.workers, events_, on_free=self._freed, on_lost=on_lost)
         self.claims = RemoteClaims(self._store, self.remote, self.workers, self.settles, self._pool, recurring.missed)
         self._tasks: TaskGroup | None = None
-        self._stop = anyio.Event()
+        self.stop_requested = anyio.Event()
+        self.loop_watch = loop_watch or LoopWatch(events_, math.inf)
         self.ready = anyio.Event()
         """Set when it serves for the first time."""
+
+    @property
+    def worker(self) -> WorkerLife:
+        """The registration and the lease of the gateway itself."""
+        return self.owner
+
+    @property
+    def listening(self) -> bool:
+        """True while notifications arrive."""
+        return self._member.listening
+
+    def status(self) -> str:
+        """The state in one line, for people."""
+        return "working" if self.ready.is_set() else f"waiting for {self._member.startup.waits_for}"
 
     def check(self) -> None:
         """Raises DatabaseUnavailable unless it serves: it has a lease, and the settings of its queues."""
@@ -90,13 +106,13 @@ class RemoteService:
     async def run(self) -> None:
         """Serves until `request_stop`; starts again when the database is there."""
         try:
-            while not self._stop.is_set():
+            while not self.stop_requested.is_set():
                 try:
-                    began_s = await self._member.startup.run(self._member.register, self._stop)
+                    began_s = await self._member.startup.run(self._member.register, self.stop_requested)
                 except PgworkdError as error:
                     self.events.emit(events.STATEMENT_FAILED, part="start", error=str(error), retry_in_s=AGAIN_S)
                     with anyio.move_on_after(AGAIN_S):
-                        await self._stop.wait()
+                        await self.stop_requested.wait()
                 else:
                     if began_s is not None:
                         await self._work(began_s)
@@ -108,7 +124,7 @@ class RemoteService:
     def request_stop(self) -> None:
         """Ends `run`: no claim is made any more."""
         self.owner.stopping = True
-        self._stop.set()
+        self.stop_requested.set()
 
     async def _work(self, began_s: float) -> None:
         async with anyio.create_task_group() as tasks:
@@ -120,7 +136,7 @@ class RemoteService:
             tasks.start_soon(self._close_idle_pools)
             self._tasks = tasks
             self.ready.set()
-            await self._stop.wait()
+            await self.stop_requested.wait()
             with anyio.move_on_after(STOP_S):
                 while any(pool.is_claiming for pool in self.queues.pools.values()) or self.settles.waiting:
                     await anyio.sleep(0.02)

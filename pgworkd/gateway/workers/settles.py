@@ -189,7 +189,7 @@ class Settles:
             for queue, age_s, claimed in await self._store.claimed([item.fence for item in elsewhere.values()]):
                 item = elsewhere[claimed.id]
                 attempt = Attempt(claimed, queue, item.fence.worker_id)
-                attempt.started = now - age_s
+                attempt.started, attempt.start_counted = now - age_s, True  # there
                 item.attempt = attempt
 
     async def unavailable(self, error: DatabaseUnavailable) -> None:

@@ -139,6 +139,14 @@ class RemoteWorkers:
         self._no_push_until = 0.0
         self._given: OrderedDict[str, Fence] = OrderedDict()
 
+    def slots_in_use(self) -> list[tuple[str, int, int]]:
+        """By queue: what the workers known here have been given here and hold, and their slots. From any thread."""
+        used, slots = Counter[str](), Counter[str]()
+        for worker in list(self._known.values()):
+            slots.update(worker.slots)
+            used.update(attempt.queue for attempt in list(worker.held.values()))
+        return [(queue, used[queue], slots[queue]) for queue in slots | used]
+
     def __iter__(self) -> Iterator[RemoteWorker]:
         return iter(list(self._known.values()))
 

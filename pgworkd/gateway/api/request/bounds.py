@@ -34,20 +34,22 @@ class AsgiApp(Protocol):
 class Bounds:
     """ASGI middleware. `hosts`: as of GatewayOptions; `log`: called after each request with its facts.
 
-    `bodies`: the first bytes of both bodies are among these.
+    `count`: called after each request with its scope, its status (0: no answer), and when it began, on the monotonic
+    clock. `bodies`: the first bytes of both bodies are among the facts.
     """
 
     def __init__(
         self,
         app: AsgiApp,
         hosts: tuple[str, ...] | None,
+        count: Callable[[Any, int, float], None],
         log: Callable[[dict[str, object]], None] | None = None,
         *,
         bodies: bool = False,
     ) -> None:
         self._app = app
         self._hosts = None if hosts is None or "*" in hosts else {host.lower() for host in hosts}
-        self._log, self._bodies = log, bodies
+        self._count, self._log, self._bodies = count, log, bodies
         self._id, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -79,6 +81,8 @@ class Bounds:
                 raise
             if (answer := answer_to(error, scope)) is not None:
                 await answer(scope, receive, sent)
+        finally:
+            self._count(scope, status, began)
         if self._log is not None:
             self._log(
                 {

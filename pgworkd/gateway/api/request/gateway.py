@@ -32,6 +32,7 @@ from pgworkd.gateway.api.request.batch_waits import BatchWaits
 from pgworkd.gateway.api.request.caller import CALLER, IS_CLOSING, ON_CLOSING
 from pgworkd.gateway.api.request.enqueues import Enqueues
 from pgworkd.gateway.api.request.live_lists import LiveList
+from pgworkd.gateway.api.request.numbers import GatewaySource, RequestCounters
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.shares import Shares, Turns
 from pgworkd.gateway.workers.service import LEASE_S, RemoteService
@@ -107,6 +108,8 @@ class Gateway:
             environment=options.environment,
         )
         self.remote = RemoteService(member, events_, self._loop_watch)
+        self.requests = RequestCounters()
+        self._source = GatewaySource(self)
         self.page = MetricsPage()
         self.lists: dict[str, LiveList] = {}
         """The lists that callers follow, by name."""
@@ -196,11 +199,19 @@ class Gateway:
             raise _not_running()
         return self._results
 
+    @property
+    def source(self) -> GatewaySource:
+        """What this process counts, and its health, for a port of their own."""
+        return self._source
+
     async def metrics(self) -> tuple[Samples, list[Check]]:
-        """The values of the `database` families, and whether it answers and fits; at most a few seconds old."""
+        """What this process counts, with the `database` families of the last seconds; and whether that answers."""
         samples, checks = await self._reader.read()
         refused = self.remote.counters.refusals.text()
-        return samples, [*checks, Check("claims", not refused, refused or "none is refused")]
+        return {**samples, **self._source.samples()}, [
+            *checks,
+            Check("claims", not refused, refused or "none is refused"),
+        ]
 
     def stop_waiting(self) -> None:
         """Answers all that wait, and those to come, at once: the gateway is about to stop."""
