@@ -108,6 +108,7 @@ async def test_what_is_cancelled_or_expires_is_counted(db: Db, connect: Connect)
     (told,) = await db.fetch("SELECT * FROM pgworkd.throughput($1, $2, 2000000000)", *day)
     assert (told["cancelled"], told["expired"], told["completed"]) == (3, 2, 0)
     other = await connect()
+    await db.execute("SET statement_timeout = '10s'")
     async with other.transaction():
         await other.execute("LOCK TABLE pgworkd.queue_minutes IN ACCESS EXCLUSIVE MODE")
         assert "cancelled" in (await cancel(db, *ids[2:])).values()
