@@ -10,7 +10,8 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from pgworkd.core.job import Outcome
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 TRACEPARENT_CHARS, TRACESTATE_CHARS_MAX = 55, 512
 """A traceparent of version 00; and how much of a tracestate W3C asks everyone to carry."""
+_HEADERS = (b"traceparent", b"tracestate")
 META_CHARS_MAX = 32 * 1024
 """A larger `meta` is stored as it is: with ours it might exceed the limit of the column, and an insert would fail."""
 
@@ -30,6 +32,8 @@ _TRACESTATE = re.compile(f"{_MEMBER}(?:,{_MEMBER}){{0,31}}")
 
 Carrier = Mapping[str, str]
 """`traceparent`, valid, and perhaps `tracestate`."""
+RECEIVED = ContextVar[Carrier | None]("received", default=None)
+"""The context that came with the request by which jobs are made, in a program that makes them for others."""
 
 
 class Trace(Protocol):
@@ -99,15 +103,24 @@ def read(meta: str | None) -> Carrier | None:
         fields = json.loads(meta)
     except (ValueError, RecursionError):  # such as an integer of more digits than Python reads
         return None
-    parent = fields.get(TRACEPARENT) if isinstance(fields, dict) else None
+    return checked(fields.get(TRACEPARENT), fields.get(TRACESTATE)) if isinstance(fields, dict) else None
+
+
+def checked(parent: object, state: object) -> Carrier | None:
+    """The context of these values of traceparent and tracestate, whatever they are; as of `read`."""
     found = _TRACEPARENT.fullmatch(parent) if isinstance(parent, str) else None
     if found is None or (found[1] == "00" and found[5]):
         return None
     carrier = {TRACEPARENT: f"00{found[0][2:TRACEPARENT_CHARS]}"}
-    state = fields.get(TRACESTATE)
     if isinstance(state, str) and len(state) <= TRACESTATE_CHARS_MAX and _TRACESTATE.fullmatch(state):
         carrier[TRACESTATE] = state
     return carrier
+
+
+def received(headers: Iterable[tuple[bytes, bytes]]) -> Carrier | None:
+    """The context in the headers of a request (names in lower case); None if there is none, or it is invalid."""
+    found = {name: value.decode("latin-1") for name, value in headers if name in _HEADERS}
+    return checked(found.get(_HEADERS[0]), found.get(_HEADERS[1])) if found else None
 
 
 def added(meta: str | None, carrier: Carrier) -> str:

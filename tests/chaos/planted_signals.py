@@ -206,6 +206,21 @@ BUGS = (
         tests=_NUMBERS,
     ),
     python(
+        "jobs lose the trace of the request that created them",
+        "gateway/api/routes/batches",
+        "        await at.add(body.payloads, **with_trace({}))",
+        "        await at.add(body.payloads)",
+        tests="tests/http/test_traces.py",
+    ),
+    python(
+        "the trace of one request goes with the jobs of another",
+        "gateway/api/request/route",
+        '            traces.RECEIVED.set(traces.received(scope["headers"]))',
+        '            found = traces.received(scope["headers"])\n'
+        "            traces.RECEIVED.set(found or traces.RECEIVED.get())",
+        tests="tests/http/test_traces.py",
+    ),
+    python(
         "any method is a label",
         "gateway/api/request/numbers",
         "        if route == NO_ROUTE or status == METHOD_NOT_ALLOWED:",

@@ -21,6 +21,7 @@ from pgworkd.gateway.api.models.jobs import (
     Payload,
     Period,
     Priority,
+    with_trace,
 )
 
 
@@ -39,7 +40,8 @@ class Callback(Model):
 
     def job(self) -> NewJob:
         """The job as a NewJob."""
-        return NewJob(self.queue, **{name: getattr(self, name) for name in self.model_fields_set if name != "queue"})
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "queue"}
+        return NewJob(self.queue, **with_trace(given))
 
 
 class AnyBatch(Model):
@@ -101,7 +103,7 @@ class AddIn(Model):
 
     def options(self) -> dict[str, Any]:
         """The members as the arguments of Batch.add."""
-        return {name: getattr(self, name) for name in self.model_fields_set if name != "payloads"}
+        return with_trace({name: getattr(self, name) for name in self.model_fields_set if name != "payloads"})
 
 
 class BatchMade(Answer):

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow
 from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, NewJob
+from pgworkd.core import traces
 from pgworkd.core.job import Status
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.validation import ROWS_MAX
@@ -97,6 +98,13 @@ class Answer(BaseModel):
             cls.__annotations__ = shown | cls.__annotations__  # pydantic reads them after this
 
 
+def with_trace(given: dict[str, Any]) -> dict[str, Any]:
+    """The members of a job with the trace context of the request in its `meta`, unless that has one of its own."""
+    if (carrier := traces.RECEIVED.get()) is not None:
+        given["meta"] = JsonText(traces.added(given.get("meta"), carrier))
+    return given
+
+
 class AnyJob(Model):
     """The fields of a job that any call may give."""
 
@@ -125,7 +133,7 @@ class AnyJob(Model):
                 given[ours] = given.pop(name)
         for name in ("queue", "payload", "on_duplicate", "name"):
             given.pop(name, None)
-        return given
+        return with_trace(given)
 
     def job(self) -> NewJob:
         """The job as a NewJob."""

@@ -24,7 +24,7 @@ from pgworkd.gateway.api.models.batches import (
     Sealed,
     TreePage,
 )
-from pgworkd.gateway.api.models.jobs import Ids
+from pgworkd.gateway.api.models.jobs import Ids, with_trace
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import gateway_of
@@ -71,7 +71,7 @@ async def _fill(at: Batch[Any], body: BatchIn | ChildIn, ids: dict[str, UUID], p
         if child.sealed and made.seals:
             await made.seal()
     if body.payloads:
-        await at.add(body.payloads)
+        await at.add(body.payloads, **with_trace({}))
 
 
 def _queue_of(body: BatchIn | ChildIn, above: str | None = None) -> str:
