@@ -43,7 +43,7 @@ JOB_LOST: Final = "job.lost"  # worker, worker_id, status: rescued from a worker
 JOB_LEASE_PASSED: Final = (
     "job.lease_passed"  # worker, worker_id, status, error: a remote attempt past its deadline, or the lease of its own
 )
-JOB_SLOW: Final = "job.slow"  # running_s, usual_s: the average of its kind
+JOB_SLOW: Final = "job.slow"  # running_s, usual_s: the median of its kind
 JOB_OVERDUE: Final = "job.overdue"  # reason, timeout_s: it was to end and runs on, in a thread or past a cancellation
 
 # Events of the daemon.

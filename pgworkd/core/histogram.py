@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 _STEPS = (1, 1.26, 1.59, 2, 2.51, 3.16, 3.98, 5, 6.3, 7.94)
 BOUNDS_S = (*(float(f"{step}e{power}") for power in range(-3, 4) for step in _STEPS), 10_000.0)
@@ -11,6 +12,22 @@ BOUNDS_S = (*(float(f"{step}e{power}") for power in range(-3, 4) for step in _ST
 Each is at most 1.264 times the one before, so that a percentile up to the 95th, on a straight line between two, is at
 most 25 % too high.
 """
+
+
+def percentile(counts: Sequence[int], share: float) -> float | None:
+    """The duration, in seconds, that this share (0 to 1) of the counts do not exceed; as `percentile()` in SQL.
+
+    On a straight line between two bounds; for the last count its lower bound. None: nothing was counted.
+    """
+    rank, below = share * sum(counts), 0
+    for place, count in enumerate(counts):
+        if count and below + count >= rank:
+            if place == len(BOUNDS_S):
+                return BOUNDS_S[-1]
+            low = BOUNDS_S[place - 1] if place else 0.0
+            return low + (BOUNDS_S[place] - low) * max(rank - below, 0.0) / count
+        below += count
+    return None
 
 
 class Histogram:

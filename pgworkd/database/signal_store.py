@@ -68,6 +68,11 @@ class SignalStore:
         sql = "SELECT pgworkd.append_minutes($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
         await self._connection.value(sql, worker, period_s, *columns)
 
+    async def usual(self, queues: Sequence[str], kinds: Sequence[str]) -> dict[tuple[str, str], Sequence[int]]:
+        """The durations of runs in the last days, by queue and kind of these: counts by `histogram.BOUNDS_S`."""
+        rows = await self._connection.fetch("SELECT queue, kind, runs FROM pgworkd.usual_runs($1, $2)", queues, kinds)
+        return {(queue, kind): runs for queue, kind, runs in rows}
+
     async def roll_up(self, keep_dead_days: int) -> bool:
         """Makes one step of the retention of statistics and deaths; True: there is more."""
         return bool(await self._connection.value("SELECT pgworkd.roll_up($1, $2)", keep_dead_days, ROLL_UP_STEP))

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import anyio
 
 from pgworkd.core import events
 from pgworkd.core.events import Events
-from pgworkd.core.histogram import Histogram
+from pgworkd.core.histogram import Histogram, percentile
 from pgworkd.core.job import OUTCOMES
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.refusals import Refusals
@@ -49,9 +49,9 @@ class KindCounters:
 class Counters:
     """All counters of this process."""
 
-    def __init__(self, events_: Events, declared: Container[str] = ()) -> None:
+    def __init__(self, events_: Events, declared: Collection[str] = ()) -> None:
         """`declared`: the kinds of the app, which have places of their own."""
-        self._declared, self._known = declared, {True: 0, False: 0}
+        self.declared, self._known = declared, {True: 0, False: 0}
         self.kinds: dict[tuple[str, str], KindCounters] = {}
         """The counters of each queue and kind."""
         self.claims: Counter[tuple[str, str]] = Counter()
@@ -68,6 +68,8 @@ class Counters:
         """How often the lease could not be renewed in time."""
         self.database_ahead_s = time.time() - time.monotonic()
         """The database's time, in seconds since the epoch, less this process' monotonic clock; at first the host's."""
+        self.usual: Mapping[tuple[str, str], Sequence[int]] = {}
+        """By queue and kind: the durations of runs of the last days, by any process, as the database has them."""
         self.died = anyio.Event()
         """Set when a job has died here, until `Signals` has counted it."""
         self.answers: Counter[tuple[str, str]] = Counter()
@@ -81,7 +83,7 @@ class Counters:
         found = self.kinds.get((queue, kind))
         if found is None:
             if kind != OTHER:
-                ours = kind in self._declared
+                ours = kind in self.declared
                 if self._known[ours] >= KINDS_MAX:
                     return self.of(queue, OTHER)
                 self._known[ours] += 1
@@ -116,19 +118,21 @@ class Counters:
             if each.started is not None and not each.start_counted
         ]
 
-    def ended(self, outcome: str, batch: Sequence[Attempt]) -> list[tuple[str, list[float]]]:
-        """Counts attempts that have ended in the same way; for each kind in turn the durations of its runs."""
-        found = []
+    def ended(self, outcome: str, batch: Sequence[Attempt]) -> None:
+        """Counts attempts that have ended in the same way."""
         for (queue, kind), attempts in _by_kind(batch).items():
             of_kind = self.of(queue, kind)
             of_kind.begun(self._waits_s(attempts))
             of_kind.ended[outcome] += len(attempts)
-            runs_s = [each.ended - each.started for each in attempts if each.started is not None]
-            of_kind.runs.observe_all(runs_s)
-            found.append((kind, runs_s))
+            of_kind.runs.observe_all([each.ended - each.started for each in attempts if each.started is not None])
         if outcome == "dead":
             self.died.set()
-        return found
+
+    def usual_s(self, queue: str, kind: str, least: int) -> float | None:
+        """The median duration of runs, in seconds: those of the last days, and of this process; None: too few."""
+        ours, stored = self.of(queue, kind).runs.counts, self.usual.get((queue, kind))
+        counts = ours if stored is None else [a + b for a, b in zip(ours, stored, strict=True)]
+        return percentile(counts, 0.5) if sum(counts) >= least else None
 
     @property
     def calls(self) -> int:

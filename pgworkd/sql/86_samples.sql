@@ -158,6 +158,21 @@ BEGIN
         AS u (queue, kind, started, completed, failed, dead, released, waits, runs, wait_s, run_s);
 END $$;
 
+-- The durations of runs in these queues in the last 8 days, by queue and kind, by the bounds of
+-- histogram_bounds(): of hours that are summed up, and of the last 6 hours. Locks nothing.
+CREATE OR REPLACE FUNCTION usual_runs(p_queues text[], p_kinds text[])
+RETURNS TABLE (queue text, kind text, runs bigint[])
+LANGUAGE sql STABLE AS $$
+    SELECT c.queue, c.kind, array_agg(c.runs ORDER BY c.place)
+    FROM (SELECT m.queue, m.kind, r.place, sum(r.run)::bigint AS runs
+          FROM queue_minutes m, unnest(m.runs) WITH ORDINALITY AS r (run, place)
+          WHERE m.queue = ANY (p_queues) AND m.kind = ANY (p_kinds)
+            AND (m.period_s = 3600 AND m.at > clock() - interval '8 days'
+                 OR m.period_s < 3600 AND m.at > clock() - interval '6 hours')
+          GROUP BY m.queue, m.kind, r.place) c
+    GROUP BY c.queue, c.kind
+$$;
+
 -- Sums up to p_limit rows of queue_minutes that are older than p_age and shorter than p_period_s to
 -- one row per period, queue and kind. Returns how many there were. As rows add up, it may be cut
 -- off anywhere. Locks rows with SKIP LOCKED.

@@ -76,7 +76,7 @@ BEGIN
                 spent_until standing_worker starts sum_minutes thin_samples try_to_claim wake
                 warn_of who worker_ended'),
             ('no_jit', '
-                dead_groups mend_dependencies sample_queues throughput'),
+                dead_groups mend_dependencies sample_queues throughput usual_runs'),
             ('by_index', '
                 abandon add_occurrences additions_checked allowance batch_sealed begin_once cancel
                 cancel_batch create_batch delete_batch discard edit enqueue enqueue_once end_once

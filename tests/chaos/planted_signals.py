@@ -221,6 +221,20 @@ BUGS = (
         tests="tests/http/test_traces.py",
     ),
     python(
+        "what is usual is forgotten at each restart",
+        "engine/counters",
+        "        counts = ours if stored is None else [a + b for a, b in zip(ours, stored, strict=True)]",
+        "        counts = ours",
+        tests="tests/engine/test_slow.py",
+    ),
+    python(
+        "slow runs make slow ones usual",
+        "engine/counters",
+        "        return percentile(counts, 0.5) if sum(counts) >= least else None",
+        "        return percentile(counts, 0.95) if sum(counts) >= least else None",
+        tests="tests/engine/test_slow.py",
+    ),
+    python(
         "any method is a label",
         "gateway/api/request/numbers",
         "        if route == NO_ROUTE or status == METHOD_NOT_ALLOWED:",

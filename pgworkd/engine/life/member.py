@@ -100,6 +100,7 @@ class Member:
             rules,
             clock_ahead_s=lambda: worker.clock_ahead_s,
             statistics=options.statistics,
+            queues=shared.counters.declared and queues.pools,
         )
         self.maintenance = Maintenance(
             store,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 import anyio
 
 from pgworkd.database.signal_store import DEATHS_STEP, AlertRule, Minutes, SignalStore
-from pgworkd.engine.counters import Counters, KindCounters
+from pgworkd.engine.counters import KINDS_MAX, Counters, KindCounters
 from pgworkd.errors import OutcomeUnknown
 
 MINUTES_S = 10.0
@@ -22,7 +22,9 @@ DEATHS_S = 60.0
 DECLARE_S = 600.0
 """How often this program's alert rules are declared: those that nobody declares are deleted after a day."""
 ROLL_UP_S = 600.0
-FIRST_S = {"sample": 2.0, "deaths": 2.0, "minutes": MINUTES_S, "roll_up": 30.0}
+USUAL_S = 3600.0
+"""How often it is read how long the kinds of this program usually run."""
+FIRST_S = {"sample": 2.0, "usual": 2.0, "deaths": 2.0, "minutes": MINUTES_S, "roll_up": 30.0}
 """How long after the start each task runs first, in seconds: when a fleet restarts, jobs come first."""
 IDLE_SAMPLE_S = 60.0
 """Time between samples while this daemon claims and settles nothing: the fleet takes one every 5 s else."""
@@ -44,15 +46,19 @@ class Signals:
         *,
         clock_ahead_s: Callable[[], float],
         statistics: bool,
+        queues: Collection[str] = (),
     ) -> None:
-        """`clock_ahead_s`: by how many seconds the database's clock is ahead of the host's."""
+        """`clock_ahead_s`: by how many seconds the database's clock is ahead of the host's.
+
+        `queues`: those with handlers here, as they are served.
+        """
         self._store = store
         self._counters = counters
         self._worker_name = worker_name
         self._keep_dead_days = keep_dead_days
         self._rules = rules
         self._declare_at = 0.0
-        self._statistics = statistics
+        self._statistics, self._queues = statistics, queues
         self._written: dict[tuple[str, str], Minutes] = {}  # the totals up to the last append
         self._written_at = time.monotonic()
         self._clock_ahead_s = clock_ahead_s
@@ -60,7 +66,7 @@ class Signals:
         self.sample_due = anyio.Event()
         """Set when a sample is due because something was claimed or settled since the last one."""
         always = (self.deaths, self.roll_up)
-        self.tasks = (self.sample, self.minutes, *always) if statistics else always
+        self.tasks = (self.sample, self.minutes, self.usual, *always) if statistics else always
 
     async def sample(self) -> float:
         """Counts the jobs of all queues, if that is due in the fleet."""
@@ -69,6 +75,12 @@ class Signals:
         delay_s = await self._store.sample()
         self._sample_at = time.monotonic() + delay_s
         return max(delay_s, IDLE_SAMPLE_S)
+
+    async def usual(self) -> float:
+        """Reads how long the kinds of this program usually run: a new process knows it from the start."""
+        if queues := list(self._queues):
+            self._counters.usual = await self._store.usual(queues, list(self._counters.declared)[:KINDS_MAX])
+        return USUAL_S
 
     async def roll_up(self) -> float:
         """Sums up old statistics, and deletes the oldest."""

@@ -32,11 +32,9 @@ from pgworkd.errors import DatabaseUnavailable, InvalidPayload, PgworkdError
 
 CHECK_S = 0.5
 """How often running attempts are checked and counted, and their progress is written."""
-SAMPLES_LEAST = 20
-"""Completed runs of a kind before its average duration is trusted."""
+RUNS_LEAST = 20
+"""Runs of a kind, of the last days or of this process, before their median is trusted."""
 PROGRESS_ROWS_MAX = 1000
-WEIGHT = 0.05
-"""Weight of the newest run in the moving average."""
 HOOK_LIMIT_S = 30.0
 """Time limit of one hook call."""
 HOOKS_MAX = 100
@@ -54,7 +52,7 @@ class JobEvents:
         slow_min_s: float,
         slow_factor: float,
     ) -> None:
-        """A run counts as slow after `slow_min_s` seconds, and `slow_factor` times the average of its kind."""
+        """A run counts as slow after `slow_min_s` seconds, and `slow_factor` times the median of its kind."""
         self._app = app
         self._store = store
         self._in_flight = shared.in_flight
@@ -64,16 +62,10 @@ class JobEvents:
         self._hooks = _DeadHooks(app, shared.events)
         self._slow_min_s = slow_min_s
         self._slow_factor = slow_factor
-        self._usual: dict[str, tuple[int, float]] = {}
-        """Completed runs of each kind, and their average duration in seconds."""
 
     def completed(self, batch: Sequence[Attempt]) -> None:
         """Reports completed attempts."""
-        for kind, runs_s in self._counters.ended("completed", batch):
-            if ran := len(runs_s):
-                runs, usual_s = self._usual.get(kind, (0, 0.0))
-                weight = max(ran / (runs + ran), 1 - (1 - WEIGHT) ** ran)
-                self._usual[kind] = runs + ran, usual_s + weight * (sum(runs_s) / ran - usual_s)
+        self._counters.ended("completed", batch)
         if self._events.has_listener(events.JOB_COMPLETED):
             for attempt in batch:
                 duration_s = 0.0 if attempt.started is None else attempt.ended - attempt.started
@@ -127,10 +119,11 @@ class JobEvents:
         while True:
             now = time.monotonic()
             self._counters.begun([attempt for attempt in self._in_flight if not attempt.start_counted])
+            usual_s: dict[tuple[str, str], float | None] = {}
             for attempt in self._in_flight.running():
                 self._time_out_thread(attempt, now)
                 self._report_overrun(attempt)
-                self._report_slow(attempt, now)
+                self._report_slow(attempt, now, usual_s)
             await anyio.sleep(CHECK_S)
 
     async def _write_progress(self) -> None:
@@ -183,12 +176,13 @@ class JobEvents:
         timeout_s = attempt.claimed.timeout_s or (handler.timeout_s if handler is not None else None)
         self._events.emit(events.JOB_OVERDUE, **attempt.facts(), reason=reason.value, timeout_s=timeout_s)
 
-    def _report_slow(self, attempt: Attempt, now: float) -> None:
-        runs, usual_s = self._usual.get(attempt.claimed.kind, (0, 0.0))
-        if attempt.reported_slow or attempt.started is None or runs < SAMPLES_LEAST:
+    def _report_slow(self, attempt: Attempt, now: float, known: dict[tuple[str, str], float | None]) -> None:
+        """Reports a run that takes much longer than usual; `known`: the medians that were computed at this check."""
+        if attempt.reported_slow or attempt.started is None or (running_s := now - attempt.started) <= self._slow_min_s:
             return
-        running_s = now - attempt.started
-        if running_s > max(self._slow_min_s, self._slow_factor * usual_s):
+        of = attempt.queue, attempt.claimed.kind
+        usual_s = known[of] if of in known else known.setdefault(of, self._counters.usual_s(*of, RUNS_LEAST))
+        if usual_s is not None and running_s > self._slow_factor * usual_s:
             attempt.reported_slow = True
             durations = {"running_s": round(running_s, 3), "usual_s": round(usual_s, 3)}
             self._events.emit(events.JOB_SLOW, **attempt.facts(), **durations)

@@ -17,7 +17,8 @@ BEGIN
         SELECT (jsonb_agg(f) || coalesce((
             SELECT jsonb_agg(o.value || jsonb_build_object('name', l.name))
             FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) o
-            JOIN (VALUES ('append_minutes', 'finer_counts'), ('archive', 'count_ended'))
+            JOIN (VALUES ('append_minutes', 'finer_counts'),
+                         ('append_minutes', 'usual_runs'), ('archive', 'count_ended'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
 END $migration$;
