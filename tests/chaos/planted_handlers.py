@@ -35,8 +35,8 @@ BUGS = (
     python(
         "a gateway does not tell the notes of its settings",
         "cli/gateway",
-        "_Gateway(settings, app, listener), settings, settings.notes)",
-        "_Gateway(settings, app, listener), settings)",
+        "run_until_stopped(program, settings, settings.notes, source",
+        "run_until_stopped(program, settings, source",
         tests=_SETTINGS,
     ),
     sql(

@@ -89,8 +89,8 @@ BUGS = (
     ),
     sql(
         "what is scheduled counts as due",
-        "count(*) FILTER (WHERE j.status = 'pending' AND j.run_at <= v_now),",
-        "count(*) FILTER (WHERE j.status = 'pending'),",
+        "count(*) FILTER (WHERE j.status IN ('pending', 'failed') AND j.run_at <= v_now),",
+        "count(*) FILTER (WHERE j.status IN ('pending', 'failed')),",
         tests=_SAMPLES,
     ),
     sql(
