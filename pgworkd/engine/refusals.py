@@ -44,6 +44,12 @@ class Refusals:
         refused_s, self._told_since = time.monotonic() - self._told_since, None
         self._events.emit(events.CLAIMS_RESUMED, refused_s=round(refused_s, 3))
 
+    @property
+    def lasting_s(self) -> float:
+        """For how many seconds calls of some part have failed, without one that has succeeded; 0: none fails."""
+        now = time.monotonic()
+        return max([now - each.since for each in list(self._by_part.values())], default=0.0)
+
     def text(self, *, unavailable: bool = False) -> str:
         """A line on what is refused for longer than REFUSED_S; empty: nothing.
 

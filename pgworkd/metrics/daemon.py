@@ -155,6 +155,7 @@ def _by_process(counters: Counters, queues: list[str]) -> Samples:
     return {
         "pgworkd_claims_total": claims,
         "pgworkd_claim_seconds": {(): durations(counters.claim_s)},
+        "pgworkd_claims_refused_seconds": {(): counters.refusals.lasting_s},
         "pgworkd_settle_seconds": {(): durations(counters.settle_s)},
         "pgworkd_wake_seconds": {(): durations(counters.wake_s)},
         "pgworkd_jobs_rescued_total": rescued,

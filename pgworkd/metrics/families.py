@@ -33,6 +33,7 @@ FAMILIES = (
     Family("pgworkd_slots", "gauge", "Concurrency in effect.", ("queue",)),
     Family("pgworkd_claims_total", "counter", "Claims by result: jobs, empty, failed.", ("queue", "result")),
     Family("pgworkd_claim_seconds", "histogram", "Duration of claims."),
+    Family("pgworkd_claims_refused_seconds", "gauge", "How long claims, or polls, have failed.", merge="max"),
     Family("pgworkd_settle_seconds", "histogram", "Duration of settles."),
     Family("pgworkd_jobs_lost_total", "counter", "Outcomes not stored: the job had been taken back.", ("queue",)),
     Family("pgworkd_jobs_rescued_total", "counter", "Jobs taken back from lost workers.", ("queue",)),

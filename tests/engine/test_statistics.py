@@ -105,8 +105,10 @@ async def test_a_claim_that_fails_has_a_duration(dsn: str, db: asyncpg.Connectio
         async with db.transaction():
             await db.execute("LOCK TABLE pgworkd.jobs IN ACCESS EXCLUSIVE MODE")
             await until(lambda: daemon.counters.claims["good", "failed"])
+            assert daemon.counters.refusals.lasting_s > 0.5, "a rule is to see that nothing can be claimed"
         assert sum(daemon.counters.claim_s.counts) == daemon.counters.claims.total()
         assert daemon.counters.claim_s.sum_s > 0.5
+        await until(lambda: daemon.counters.refusals.lasting_s == 0)
 
 
 def test_answers_of_endpoints_are_counted() -> None:

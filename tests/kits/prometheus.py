@@ -59,6 +59,7 @@ _GAUGES = {
     "pgworkd_table_bytes": 4e6,
     "pgworkd_table_dead_rows": 500.0,
     "pgworkd_queue_paused": 0.0,
+    "pgworkd_claims_refused_seconds": 0.0,
     "pgworkd_requests_waiting": 2.0,
     "pgworkd_request_connections": 4.0,
     "pgworkd_endpoint_paused": 0.0,

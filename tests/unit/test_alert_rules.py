@@ -52,12 +52,6 @@ def ended(queue: str, values: str, but: str = "dead", kind: str | None = None) -
     }
 
 
-def claims(failed: str, others: str) -> dict[str, str]:
-    """The results of the claims of a queue."""
-    results = {"failed": failed, "jobs": others, "empty": others}
-    return {one("pgworkd_claims_total", **MAIL, result=each): values for each, values in results.items()}
-
-
 MAIL = {"queue": "mail"}
 DEAD = one("pgworkd_jobs_finished_total", queue="mail", kind="send", outcome="dead")
 FAILED = one("pgworkd_jobs_finished_total", queue="mail", kind="send", outcome="failed")
@@ -67,6 +61,7 @@ PAUSED, RUNNING = one("pgworkd_queue_paused", **MAIL, by="operator"), one("pgwor
 BY_ENDPOINT = one("pgworkd_queue_paused", **MAIL, by="endpoint")
 RESCUED, FENCES = one("pgworkd_jobs_rescued_total", **MAIL), one("pgworkd_lease_fences_total")
 UP, LISTENING = one("pgworkd_database_up"), one("pgworkd_listening")
+REFUSED = one("pgworkd_claims_refused_seconds")
 CASES = [
     Case("QueueStalled", "every slot busy, nothing ends", {RUNNING: "8x90", **ended("mail", "100+0x90")}, 15, 9),
     Case(
@@ -127,8 +122,9 @@ CASES = [
     Case("JobsLost", "the first ever", {RESCUED: "_x20 1x70"}, 23, 19),
     Case("JobsLost", "one ends too late", {one("pgworkd_jobs_lost_total", **MAIL): "0x20 1x70"}, 23, 19),
     Case("JobsLost", "prometheus was away", {RESCUED: "5x20 _x25 5x45"}, None, 20),
-    Case("ClaimsFail", "all", claims("0x20 0+6x70", "0+60x20 1200x70"), 30, 23),
-    Case("ClaimsFail", "some", claims("0+6x90", "0+1x90"), None),
+    Case("ClaimsFail", "a table is locked", {REFUSED: "0x20 0+60x70"}, 26, 23),
+    Case("ClaimsFail", "for a minute", {REFUSED: "0x20 60 0x70"}, None),
+    Case("ClaimsFail", "as the database is away", {REFUSED: "0+60x90", UP: "0x90"}, None),
     Case("LeaseFenced", "once", {FENCES: "0x20 1x70"}, 23, 19),
     Case("DatabaseAway", "for a worker", {UP: "1x20 0x70"}, 23, 20),
     Case("DatabaseAway", "for the exporter", {one("pgworkd_scrape_up"): "1x20 0x70"}, 23, 20),
