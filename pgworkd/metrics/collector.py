@@ -33,12 +33,12 @@ class DaemonCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The families without values: a registration needs no scrape."""
-        return [_metric(family, {}) for family in FAMILIES if family.source == "process"]
+        return [_metric(family, {}) for family in FAMILIES if family.source == "process" and family.is_ours]
 
     def collect(self) -> Iterable[Metric]:
         """The families with their values now."""
         samples = self._source.samples()
-        return [_metric(family, rows) for family in FAMILIES if (rows := samples.get(family.name))]
+        return [_metric(family, rows) for family in FAMILIES if family.is_ours and (rows := samples.get(family.name))]
 
 
 def _metric(family: Family, rows: dict[Labels, Value]) -> Metric:

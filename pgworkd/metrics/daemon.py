@@ -18,6 +18,7 @@ from pgworkd.engine.counters import KINDS_MAX, Counters
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.life.loop_watch import BLOCKED_S, LoopWatch
 from pgworkd.engine.life.worker import WorkerLife
+from pgworkd.metrics import own
 from pgworkd.metrics.samples import Check, Labels, Samples, Value, durations
 
 RESULTS = ("jobs", "empty", "failed")
@@ -76,6 +77,7 @@ class MemberSource:
             "pgworkd_loop_lag_seconds": {(): member.loop_watch.lag_s},
             "pgworkd_processes": {("wanted",): 1, ("answering",): 1},
             "pgworkd_build_info": {BUILD: 1},
+            **own.of_process(),
         }
 
     def declared(self, queues: set[str]) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from pgworkd.core.address import Address, parse_address
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.errors import UsageError
 from pgworkd.metrics.daemon import DaemonSource
+from pgworkd.metrics.own import of_application
 from pgworkd.metrics.page import OPENMETRICS, TEXT, MetricsPage, accepts_openmetrics
 from pgworkd.metrics.samples import Check, Source, dumped
 from pgworkd.metrics.server import PageServer, Reply, listen, listen_at
@@ -40,7 +41,7 @@ class MetricsPages:
             return readiness(self._source.checks())
         if path == "/metrics":
             openmetrics = accepts_openmetrics(accept)
-            body = self._page.write(self._source.samples(), openmetrics=openmetrics)
+            body = self._page.write(self._source.samples(), openmetrics=openmetrics, more=of_application)
             return Reply(200, OPENMETRICS if openmetrics else TEXT, body)
         return None
 

@@ -23,6 +23,11 @@ class Family(NamedTuple):
     source: Source = "process"
     merge: Literal["sum", "min", "max"] = "sum"
 
+    @property
+    def is_ours(self) -> bool:
+        """False for what the clients of Prometheus, and SDKs, tell of each process themselves."""
+        return self.name.startswith("pgworkd_")
+
 
 FAMILIES = (
     Family("pgworkd_jobs_started_total", "counter", "Attempts whose handler was called.", ("queue", "kind")),
@@ -51,6 +56,11 @@ FAMILIES = (
     Family("pgworkd_request_connections", "gauge", "Connections for requests: used, most.", ("state",), "gateway"),
     Family("pgworkd_maintenance_seconds", "histogram", "Duration of maintenance by task.", ("task",)),
     Family("pgworkd_processes", "gauge", "Daemon processes: wanted, and answering this scrape.", ("state",)),
+    Family("process_cpu_seconds_total", "counter", "CPU time of the process."),
+    Family("process_resident_memory_bytes", "gauge", "Memory of the process, as the system counts it."),
+    Family("process_start_time_seconds", "gauge", "When it started, since the epoch.", merge="min"),
+    Family("process_open_fds", "gauge", "Open files and connections."),
+    Family("process_max_fds", "gauge", "How many it may open.", merge="min"),
     Family("pgworkd_build_info", "gauge", "Always 1; labels tell versions.", ("version", "python"), merge="max"),
     Family("pgworkd_queue_jobs", "gauge", "Jobs at the last sample.", ("queue", "state"), "database"),
     Family("pgworkd_queue_oldest_due_seconds", "gauge", "How long the oldest due job waits.", ("queue",), "database"),

@@ -32,7 +32,7 @@ def observe(source: Source, provider: metrics.MeterProvider | None = None) -> No
     meter = metrics.get_meter("pgworkd", meter_provider=provider)
     read = _Reading(source)
     for family in FAMILIES:
-        if family.source == "process":
+        if family.source == "process" and family.is_ours:
             _make(meter, family, read)
     _messaging(meter, read)
     observe_sent(provider)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
+from typing import Protocol
 
 from pgworkd.core.histogram import BOUNDS_S
 from pgworkd.metrics.families import FAMILIES, Family
@@ -16,8 +17,16 @@ from pgworkd.metrics.samples import Labels, Samples
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEMPLATES_MAX = 50_000
+_EOF = b"# EOF\n"
 _BOUNDS = (*(repr(bound) for bound in BOUNDS_S), "+Inf")
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class More(Protocol):
+    """Writes further metrics, in one of the two formats."""
+
+    def __call__(self, *, openmetrics: bool) -> bytes:
+        """The text, with or without the last line of OpenMetrics."""
 
 
 class MetricsPage:
@@ -26,8 +35,8 @@ class MetricsPage:
     def __init__(self) -> None:
         self._templates: dict[tuple[str, Labels], str] = {}
 
-    def write(self, samples: Samples, *, openmetrics: bool = False) -> bytes:
-        """The page with these values. May be called from several threads."""
+    def write(self, samples: Samples, *, openmetrics: bool = False, more: More | None = None) -> bytes:
+        """The page with these values, and more in the same format. May be called from several threads."""
         if len(self._templates) > TEMPLATES_MAX:
             self._templates = {}
         templates, parts = self._templates, list[str]()
@@ -45,9 +54,10 @@ class MetricsPage:
                     parts.append(template % (*counts, value[1], counts[-1]))
                 else:
                     parts.append(template % value)
-        if openmetrics:
-            parts.append("# EOF\n")
-        return "".join(parts).encode("utf-8", "backslashreplace")
+        text, others = "".join(parts).encode("utf-8", "backslashreplace"), b""
+        if more is not None:
+            others = more(openmetrics=openmetrics).removesuffix(_EOF)
+        return text + others + (_EOF if openmetrics else b"")
 
 
 def accepts_openmetrics(accept: Iterable[str]) -> bool:

@@ -235,6 +235,13 @@ BUGS = (
         tests="tests/engine/test_slow.py",
     ),
     python(
+        "a name of ours is on the page twice",
+        "metrics/own",
+        "if each.name not in _OURS]",
+        "]",
+        tests="tests/unit/test_metrics_own.py",
+    ),
+    python(
         "any method is a label",
         "gateway/api/request/numbers",
         "        if route == NO_ROUTE or status == METHOD_NOT_ALLOWED:",

@@ -35,8 +35,10 @@ LATE_S = 1.5
 """What a scrape may not know yet: starts of the last half second, and ends that are being settled."""
 LOST_S = 11.0
 """What of the statistics goes with a process that is killed."""
-STEPS = {"kill": 6.0, "postgres": 11.0, "stop": 18.0, "end": 23.0}
-"""When what happens, in seconds."""
+STEPS, SECONDS = {"kill": 6.0, "postgres": 11.0, "stop": 18.0}, 23.0
+"""When what happens, in seconds, and how long jobs are inserted."""
+
+GATEWAY = ("serve", "--listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0")
 
 
 class Target:
@@ -129,71 +131,75 @@ def own_server() -> Iterator[Any]:
     server.stop("immediate")
 
 
-async def test_what_is_published_is_what_has_happened(start: Start, tmp_path: Path, own_server: Any) -> None:
-    dsn, note = own_server.dsn(), tmp_path / "ledger"
-    (tmp_path / "ledger_app.py").write_text(ledger.APP)
-    environ = {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json", "LEDGER": str(note), "PGWORKD_COMMAND_TIMEOUT_S": "2"}
+class Fleet:
+    """Two daemons, one of several processes, and a gateway, at a server of their own."""
 
-    def daemon(life: str, *more: str) -> Target:
+    def __init__(self, start: Start, server: Any, note: Path) -> None:
+        self._start, self._server, self.dsn = start, server, server.dsn()
+        shared = {"PGWORKD_DSN": self.dsn, "PGWORKD_LOG_FORMAT": "json", "PGWORKD_COMMAND_TIMEOUT_S": "2"}
+        self._environ = shared | {"LEDGER": str(note)}
+        assert start("migrate", **self._environ).ends() == 0
+        self.targets = {"gateway": Target("gateway", run := start(*GATEWAY, **self._environ))}
+        self.url = f"http://{run.event('http.listening')['address']}"
+        self._serve("d1")
+        self._serve("d2", "--processes=2")
+
+    def _serve(self, life: str, *more: str) -> None:
         command = ("run", "--app=ledger_app:app", "--metrics-listen=127.0.0.1:0", "--lease-s=6", "--heartbeat-s=1")
-        return Target(life, start(*command, *more, LIFE=life, **environ))
+        self.targets[life] = Target(life, self._start(*command, *more, LIFE=life, **self._environ))
 
-    def play() -> tuple[dict[str, Target], list[str]]:
-        assert start("migrate", **environ).ends() == 0
-        gateway = Target("gateway", run := start(*GATEWAY, **environ))
-        targets = {"d1": daemon("d1"), "d2": daemon("d2", "--processes=2"), "gateway": gateway}
-        return targets, [str(run.event("http.listening")["address"])]
+    def kill(self) -> None:
+        """Kills one daemon, which is started again."""
+        self.targets["d1"].run.process.kill()
+        self.targets["d1"].run.process.wait()
+        self.targets["d1"].close()
+        self._serve("d1again")
 
-    targets, (address,) = await run_sync(play)
-    ends, text = threading.Event(), await token(dsn)
+    def stop(self) -> None:
+        """Stops that daemon, as systemd would."""
+        self.targets["d1again"].run.stop()
+        assert self.targets["d1again"].run.ends() == 0
+        self.targets["d1again"].close()
 
-    def drive() -> None:
-        began, number, done = time.time(), 0, set[str]()
-        db = psycopg.connect(dsn, autocommit=True)
-        while (now_s := time.time() - began) < STEPS["end"]:
-            for step in [each for each, at in STEPS.items() if at <= now_s and each not in done]:
-                done.add(step)
-                if step == "kill":
-                    targets["d1"].run.process.kill()
-                    targets["d1"].run.process.wait()
-                    targets["d1"].close()
-                    targets["d1again"] = daemon("d1again")
-                elif step == "postgres":
-                    db.close()
-                    own_server.restart()
-                    db = psycopg.connect(dsn, autocommit=True)
-                elif step == "stop":
-                    targets["d1again"].run.stop()
-                    assert targets["d1again"].run.ends() == 0
-                    targets["d1again"].close()
-            insert(db, number := number + 1)
+    def postgres(self) -> None:
+        """Restarts the database."""
+        self._server.restart()
+
+    def drive(self) -> None:
+        """Inserts jobs all the while, does each of STEPS in its time, and waits until nothing is left to do."""
+        began, number, left = time.time(), 0, dict(STEPS)
+        while (now_s := time.time() - began) < SECONDS:
+            for step in [each for each, at in left.items() if at <= now_s]:
+                del left[step]
+                getattr(self, step)()
+            with psycopg.connect(self.dsn, autocommit=True) as db:
+                insert(db, number := number + 1)
             time.sleep(0.05)
         live = "SELECT count(*) FROM pgworkd.jobs WHERE status <> 'dead'"
         deadline = time.time() + 60
-        while (db.execute(live).fetchone() or ())[0]:
-            assert time.time() < deadline, db.execute("SELECT * FROM pgworkd.queue_stats").fetchall()
-            time.sleep(0.2)
-        db.close()
+        with psycopg.connect(self.dsn, autocommit=True) as db:
+            while (db.execute(live).fetchone() or ())[0]:
+                assert time.time() < deadline, db.execute("SELECT * FROM pgworkd.queue_stats").fetchall()
+                time.sleep(0.2)
         time.sleep(2 * LATE_S)
-        ends.set()
 
+
+async def test_what_is_published_is_what_has_happened(start: Start, tmp_path: Path, own_server: Any) -> None:
+    note, ends = tmp_path / "ledger", threading.Event()
+    (tmp_path / "ledger_app.py").write_text(ledger.APP)
+    fleet = await run_sync(Fleet, start, own_server, note)
+    text = await token(fleet.dsn)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(work_remotely, f"http://{address}", text, note, ends)
-        await run_sync(drive)
-    for target in targets.values():
+        tasks.start_soon(work_remotely, fleet.url, text, note, ends)
+        await run_sync(fleet.drive)
+        ends.set()
+    for target in fleet.targets.values():
         target.close()
-
-    def judge() -> None:
-        found = lines(note)
-        with psycopg.connect(dsn, autocommit=True) as db:
-            judge_lives(found, targets)
-            judge_survivors(found, targets)
-            judge_database(db, found, targets)
-
-    await run_sync(judge)
-
-
-GATEWAY = ("serve", "--listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0")
+    found = lines(note)
+    judge_lives(found, fleet.targets)
+    judge_survivors(found, fleet.targets)
+    with psycopg.connect(fleet.dsn, autocommit=True) as db:
+        judge_database(db, found, fleet.targets)
 
 
 def judge_lives(found: list[Line], targets: dict[str, Target]) -> None:

@@ -34,7 +34,7 @@ EXPRESSIONS = [expr for panel in PANELS for expr in queries(panel)] + [rule.expr
 
 def metrics(expr: str) -> list[tuple[str, str]]:
     """The metrics that an expression names, with what stands in their braces."""
-    return [(name, inside) for name, inside in SELECTED.findall(expr) if name.startswith("pgworkd_")]
+    return [(name, inside) for name, inside in SELECTED.findall(expr) if name.startswith(("pgworkd_", "process_"))]
 
 
 def family(name: str) -> str:
