@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from pydantic_core import to_json
 
@@ -25,6 +25,8 @@ _log = logging.getLogger("pgworkd.push")
 AGAIN_S = 30.0
 """Delay before a job that may run once, and could not be sent, is sent again."""
 SLACK_CHARS_MAX = 10_000
+_CHAT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "```": "'''"}
+_MARKUP = re.compile(r"[&<>]|```|@(?=(?:channel|here|all|everyone)\b)", re.IGNORECASE)
 
 
 class PushFailed(PgworkdError):  # noqa: N818 - what happened
@@ -132,17 +134,23 @@ class Webhook(_Url):
         """Sends an `Alert` or a `Digest`. Raises PushFailed unless it is answered with 2xx."""
         at, kind = message.now(), type(alert).__name__.lower()
         if self._slack:
-            content = to_json({"text": f"*{alert.subject}*\n```{alert.text()[:SLACK_CHARS_MAX]}```"})
+            subject, text = _for_chat(alert.subject), _for_chat(alert.text()[:SLACK_CHARS_MAX])
+            content = to_json({"text": f"*{subject}*\n```{text}```"})
         else:
             facts = asdict(alert) if is_dataclass(alert) and not isinstance(alert, type) else {}
             data = {"subject": alert.subject, "text": alert.text(), **facts}
             content = to_json({"type": kind, "timestamp": at, "data": data})
         try:
-            answer = await self.post(content, at=at, message_id=uuid4())
+            answer = await self.post(content, at=at, message_id=alert.id)
         except (NotDelivered, PerhapsDelivered) as error:
             raise PushFailed(str(error)) from error
         if not 200 <= answer.status < 300:
             raise PushFailed(": ".join(filter(None, described(answer))))
+
+
+def _for_chat(text: str) -> str:
+    """Text that a chat shows as it is: no mention, no link, no end of a block of code."""
+    return _MARKUP.sub(lambda found: _CHAT.get(found[0], "@\u200b"), text)
 
 
 def _error(found: Verdict) -> Exception:

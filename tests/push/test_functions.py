@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -11,20 +10,16 @@ import pytest
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from pgworkd import App
-from pgworkd.alerts import Alert
 from pgworkd.errors import UsageError
 from pgworkd.push import PushFailed, Webhook
+from tests.kits.alerts import alert_of
 from tests.kits.daemon import insert, running, until, waits_for_status
 from tests.kits.downstream import Downstream, answer_of, headers_of, message_of, serving
 from tests.kits.push import pushing, put_endpoint
 from tests.kits.verbs import Db
 
 SECRET = "whsec_ZnJvbSBjb2RlLCBpbiB0aGUgZW52aXJvbm1lbnQ="
-ALERT = Alert(
-    rule="default", reason="new", deaths=1, within_s=600, group=7, queue="mail", kind="send", error_type="E",
-    pattern="no such user <text>", error="no such user 'bob'", dead=3, sample=UUID(int=7),
-    first_at=datetime(2026, 1, 1, tzinfo=UTC), last_at=datetime(2026, 1, 2, tzinfo=UTC),
-)  # fmt: skip
+ALERT = alert_of("no such user 'bob'", pattern="no such user <text>", queue="mail", group=7, sample=UUID(int=7))
 
 
 @pytest.mark.parametrize(
@@ -107,8 +102,10 @@ async def test_an_alert_is_sent_signed(monkeypatch: pytest.MonkeyPatch) -> None:
     (request,) = down.requests
     message = Verifier(SECRET).verify(request.partition(b"\r\n\r\n")[2], headers_of(request))
     assert message["type"] == "alert"
-    wanted = {"subject": ALERT.subject, "text": ALERT.text(), "queue": "mail", "group": 7, "sample": str(UUID(int=7))}
-    assert wanted.items() <= message["data"].items()
+    assert {"subject": ALERT.subject, "text": ALERT.text(), "id": str(ALERT.id)}.items() <= message["data"].items()
+    (error,) = message["data"]["errors"]
+    assert {"queue": "mail", "group": 7, "sample": str(UUID(int=7))}.items() <= error.items()
+    assert headers_of(request)["webhook-id"] == str(ALERT.id)
 
 
 async def test_a_chat_gets_text_and_no_signature() -> None:
@@ -116,8 +113,32 @@ async def test_a_chat_gets_text_and_no_signature() -> None:
         await Webhook(down.url, slack=True, allow_private=True)(ALERT)
     (request,) = down.requests
     assert message_of(request).keys() == {"text"}
-    assert message_of(request)["text"].startswith(f"*{ALERT.subject}*\n```Jobs die of an error that is new.")
+    subject = ALERT.subject.replace("<text>", "&lt;text&gt;")
+    assert message_of(request)["text"].startswith(f"*{subject}*\n```Jobs die of an error that is new.")
     assert "webhook-signature" not in headers_of(request)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("<!everyone> & <https://evil.example|here>", "&lt;!everyone&gt; &amp; &lt;https://evil.example|here&gt;"),
+        ("``` out of the block", "''' out of the block"),
+        ("@Channel, @here: ann@example.com", "@\u200bChannel, @\u200bhere: ann@example.com"),
+        ("a\nqueue:  b", "a\\nqueue:  b"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("{{ 7 * 7 }} {0} %s ${HOME}", "{{ 7 * 7 }} {0} %s ${HOME}"),
+    ],
+)
+async def test_a_chat_shows_any_text_as_it_is(said: str, shown: str) -> None:
+    alert = alert_of(said, pattern=said, queue=said)
+    async with serving(Downstream(answer_of(200, b"ok"))) as down:
+        await Webhook(down.url, slack=True, allow_private=True)(alert)
+    text = message_of(down.requests[0])["text"]
+    subject, _, block = text.partition("*\n```")
+    assert subject == f"*pgworkd shop, production: new error in {shown}, send: {shown}"
+    assert f"error:        {shown}\n" in block
+    assert block.count("```") == 1
+    assert block.endswith("```")
 
 
 @pytest.mark.parametrize("answer", [answer_of(500, b"oops"), answer_of(302, location="/"), b"?\r\n\r\n"])
@@ -140,6 +161,33 @@ async def test_an_alert_arrives_from_the_death_of_a_job(dsn: str, db: Db) -> Non
             await insert(db, "q")
             await until(lambda: down.requests)
     assert "no such user" in message_of(down.requests[0])["text"]
+
+
+async def test_each_attempt_of_one_alert_has_one_id(dsn: str, db: Db) -> None:
+    """So a receiver can drop the second; what has grown meanwhile is another message."""
+    async with serving(Downstream(answer_of(500, b"busy"))) as down:
+        app = App()
+        app.alert(to=Webhook(down.url, unsigned=True, allow_private=True))
+
+        @app.handler("q", max_attempts=1)
+        async def die() -> None:
+            raise ValueError("no such user 'bob'")
+
+        async with running(app, dsn):
+            for attempts in (1, 2):
+                if attempts == 1:
+                    await insert(db, "q")
+                await until(lambda: db.fetchval("SELECT status = 'failed' FROM pgworkd.jobs WHERE queue = 'alerts'"))
+                assert len(down.requests) == attempts
+                await db.execute("SELECT pgworkd.retry(ARRAY(SELECT id FROM pgworkd.jobs WHERE queue = 'alerts'))")
+                await until(lambda attempts=attempts: len(down.requests) > attempts)
+            await until(lambda: db.fetchval("SELECT status = 'failed' FROM pgworkd.jobs WHERE queue = 'alerts'"))
+            await insert(db, "q")
+            await until(lambda: db.fetchval("SELECT deaths = 2 FROM pgworkd.error_groups"))
+            await db.execute("SELECT pgworkd.retry(ARRAY(SELECT id FROM pgworkd.jobs WHERE queue = 'alerts'))")
+            await until(lambda: len(down.requests) > 3)
+    ids = [headers_of(request)["webhook-id"] for request in down.requests]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
 
 
 async def test_the_callback_of_a_batch_is_a_webhook(dsn: str, db: Db) -> None:
