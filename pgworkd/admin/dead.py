@@ -22,7 +22,8 @@ NEW_FOR_S = 86_400.0
 _GROUPS = """SELECT g.group_id, g.queue, g.kind, g.error_type, g.pattern, g.dead,
         extract(epoch FROM g.first_at)::float8, extract(epoch FROM g.last_at)::float8, coalesce(g.is_new, false),
         extract(epoch FROM nullif(g.muted_until, 'infinity'))::float8, coalesce(g.muted_until > pgworkd.clock(), false),
-        g.sample_id, count(*) OVER ()::int, (sum(g.dead) OVER ())::bigint
+        g.sample_id, count(*) OVER ()::int, (sum(g.dead) OVER ())::bigint,
+        (count(*) FILTER (WHERE g.is_new) OVER ())::int
     FROM pgworkd.dead_groups(
         pgworkd.clock() - make_interval(secs => $1::float8),
         coalesce($2::text::timestamptz, pgworkd.clock() - make_interval(secs => $3::float8)), $4::text) g
@@ -59,11 +60,13 @@ class DeadGroup(NamedTuple):
 
 
 class DeadGroups(NamedTuple):
-    """Groups of dead jobs, new ones first, then the largest; `groups` and `dead` count all there are, listed or not."""
+    """Groups of dead jobs, new ones first, then the largest; the numbers count all there are, listed or not."""
 
     rows: list[DeadGroup]
     groups: int
     dead: int
+    new: int
+    """Groups that are new."""
 
     def share(self, row: DeadGroup) -> float:
         """The share of this group in all dead jobs that were asked for, 0 to 1."""
@@ -84,8 +87,9 @@ async def dead_groups(
     """
     at = None if new_since is None else new_since.astimezone(UTC).isoformat()
     rows = await fetch(_GROUPS, since_s, at, NEW_FOR_S, queue, limit)
-    found = [_legible(read(DeadGroup, row[:-2])) for row in rows]
-    return DeadGroups(found, rows[0][-2] if rows else 0, int(rows[0][-1]) if rows else 0)
+    found = [_legible(read(DeadGroup, row[:-3])) for row in rows]
+    groups, dead, new = rows[0][-3:] if rows else (0, 0, 0)
+    return DeadGroups(found, groups, int(dead), new)
 
 
 def _legible(group: DeadGroup) -> DeadGroup:

@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
 from pgworkd.admin import doctor_queries as health
 from pgworkd.admin.dead import DeadGroup, DeadGroups, Fetch, dead_groups
-from pgworkd.admin.doctor_queries import BrokenSchedule, QueueHealth, UnknownKind
-from pgworkd.alerts.recipient import deliver, read
+from pgworkd.admin.doctor_queries import BrokenSchedule, DroppedResult, HeldEndpoint, QueueHealth, UnknownKind
+from pgworkd.alerts.recipient import MessageOrigin, deliver, origin, read
+from pgworkd.core.durations import spelled
 from pgworkd.core.job import Job
 from pgworkd.core.recurrence import Recurrence
 from pgworkd.core.validation import counted
@@ -60,13 +63,22 @@ class SlowKind(NamedTuple):
 class Digest:
     """A summary. `since`: when the one before was due; a group of errors, or a run, is new after that."""
 
+    id: UUID
+    """Of the job that sends it."""
+    origin: MessageOrigin
     at: datetime
     since: datetime
+    timezone: str
+    """Of the times in its text."""
     dead: DeadGroups
     """All dead jobs there are, by group of errors: new groups first; the first GROUPS_MAX."""
     slow: Sequence[SlowKind]
     late: Sequence[QueueHealth]
     """Queues with a job that has been due for more than LATE_S, except those that are paused."""
+    endpoints: Sequence[HeldEndpoint]
+    """Endpoints that are paused or disabled, whose queues wait."""
+    dropped: Sequence[DroppedResult]
+    """Endpoints that have answered with a result that cannot be stored, within a day."""
     schedules: Sequence[BrokenSchedule]
     """Schedules that have no next occurrence."""
     unknown: Sequence[UnknownKind]
@@ -75,48 +87,83 @@ class Digest:
     @property
     def quiet(self) -> bool:
         """True if there is nothing to report."""
-        return not (self.dead.groups or self.slow or self.late or self.schedules or self.unknown)
+        urgent = self.endpoints or self.late or self.unknown or self.schedules or self.dropped
+        return not (urgent or self.dead.groups or self.slow)
 
     @property
     def subject(self) -> str:
         """The digest in one line, for the subject of a mail."""
         if self.quiet:
-            return "pgworkd: all is well"
-        new = sum(row.new for row in self.dead.rows)
-        parts = [f"{counted(self.dead.dead, 'dead job')}" + (f" ({new} new)" if new else "")]
-        for found, noun in ((self.slow, "slow kind"), (self.late, "late queue"), (self.schedules, "broken schedule")):
-            parts += [counted(len(found), noun)] if found else []
-        parts += [counted(len(self.unknown), "unknown kind")] if self.unknown else []
-        return f"pgworkd: {', '.join(parts)}"
+            return f"{self.origin.subject}: all is well"
+        counts = (
+            (len(self.endpoints), "paused or disabled endpoint"),
+            (len(self.late), "late queue"),
+            (len(self.unknown), "unknown kind"),
+            (len(self.schedules), "broken schedule"),
+            (len(self.dropped), "lossy endpoint"),
+            (self.dead.dead, "dead job"),
+            (len(self.slow), "slow kind"),
+        )
+        parts = [
+            counted(count, what) + (self._of_errors if what == "dead job" else "") for count, what in counts if count
+        ]
+        return escaped(f"{self.origin.subject}: {', '.join(parts)}")
+
+    @property
+    def _of_errors(self) -> str:
+        new = f", {self.dead.new:,} of them new" if self.dead.new else ""
+        return f" in {counted(self.dead.groups, 'group')} of errors{new}"
 
     def text(self) -> str:
-        """The whole digest, for people."""
-        parts = [f"From {self.since:%Y-%m-%d %H:%M} to {self.at:%Y-%m-%d %H:%M} UTC."]
+        """The whole digest, for people: what keeps work from being done comes first."""
+        since, at = self._local(self.since), self._local(self.at)
+        parts = [f"Summary of {escaped(self.origin.line)}\nfrom {since} to {at}, {self.timezone}."]
         parts += ["Nothing to report."] if self.quiet else []
-        if self.dead.groups:
-            title = f"{counted(self.dead.dead, 'dead job')} in {counted(self.dead.groups, 'group')} of errors"
-            left = self.dead.groups - len(self.dead.rows)
-            lines = [
-                *map(_group, self.dead.rows),
-                *([f"... and {counted(left, 'group')} more: pgworkd dead"] if left else []),
-            ]
-            parts.append(_section(f"{title} (pgworkd dead)", lines))
-        if self.slow:
-            lines = [f"{k.queue}, {k.kind}: {k.now_s:.3g} s, usually {k.usual_s:.3g} s" for k in self.slow]
-            parts.append(_section("Slow kinds", lines))
-        if self.late:
-            lines = [f"{q.queue}: due for {q.overdue_s:,.0f} s, {counted(q.workers, 'worker')}" for q in self.late]
-            parts.append(_section("Late queues", lines))
-        if self.schedules:
-            lines = [f"{schedule.name}: {' '.join(schedule.error.split())[:300]}" for schedule in self.schedules]
-            parts.append(_section("Schedules without a next occurrence", lines))
-        if self.unknown:
-            lines = [f"{u.kind}, in queue {u.queue}: at least {counted(u.jobs, 'job')}" for u in self.unknown]
-            parts.append(_section("Kinds without a handler, still to be written or deployed", lines))
+        parts += [_section(title, lines) for title, lines in (*self._urgent(), *self._lasting()) if lines]
         return "\n\n".join(parts) + "\n"
 
+    def _urgent(self) -> list[tuple[str, list[str]]]:
+        held = [
+            f"{e.endpoint}: {'disabled' if e.disabled else f'paused for {spelled(e.paused_s)} more'}, "
+            f"{', '.join(e.queues)} {'waits' if len(e.queues) == 1 else 'wait'}: {' '.join(e.why.split())[:300]}"
+            for e in self.endpoints
+        ]
+        late = [f"{q.queue}: due for {spelled(q.overdue_s)}, {counted(q.workers, 'worker')}" for q in self.late]
+        unknown = [f"{u.kind}, in queue {u.queue}: at least {counted(u.jobs, 'job')}" for u in self.unknown]
+        broken = [f"{schedule.name}: {' '.join(schedule.error.split())[:300]}" for schedule in self.schedules]
+        dropped = [f"{d.endpoint}: {spelled(d.ago_s)} ago: {' '.join(d.why.split())[:300]}" for d in self.dropped]
+        return [
+            ("Endpoints that are paused or disabled (pgworkd endpoints)", held),
+            ("Late queues", late),
+            ("Kinds without a handler, still to be written or deployed", unknown),
+            ("Schedules without a next occurrence", broken),
+            ("Endpoints whose results could not be stored", dropped),
+        ]
 
-async def summary(fetch: Fetch, previous: Callable[[datetime], datetime]) -> Digest:
+    def _lasting(self) -> list[tuple[str, list[str]]]:
+        title = (
+            f"{counted(self.dead.dead, 'dead job')} in {counted(self.dead.groups, 'group')} of errors (pgworkd dead)"
+        )
+        left = self.dead.groups - len(self.dead.rows)
+        dead = [
+            *map(self._group, self.dead.rows),
+            *([f"... and {counted(left, 'group')} more: pgworkd dead"] if left else []),
+        ]
+        slow = [f"{k.queue}, {k.kind}: {k.now_s:.3g} s, usually {k.usual_s:.3g} s" for k in self.slow]
+        return [(title, dead), ("Slow kinds", slow)]
+
+    def _local(self, at: datetime | None) -> str:
+        return "?" if at is None else f"{at.astimezone(ZoneInfo(self.timezone)):%Y-%m-%d %H:%M}"
+
+    def _group(self, row: DeadGroup) -> str:
+        marks = ("new, " if row.new else "") + ("muted, " if row.muted else "")
+        last = self._local(row.last_at)
+        return f"{marks}{row.queue}, {row.kind}: {counted(row.dead, 'job')}, last {last}, as {row.sample}: {row.error}"
+
+
+async def summary(
+    fetch: Fetch, previous: Callable[[datetime], datetime], timezone: str = "UTC", job_id: UUID | None = None
+) -> Digest:
     """Reads the digest; `previous` computes, from now, when the one before was due."""
     now = datetime.fromtimestamp((await fetch(_NOW))[0][0], UTC)
     since = previous(now)
@@ -124,11 +171,16 @@ async def summary(fetch: Fetch, previous: Callable[[datetime], datetime]) -> Dig
     queues = [QueueHealth(*row) for row in await fetch(health.HEALTH, names, health.PRIORITIES_MAX)]
     slow = (since.isoformat(), int(USUAL_DAYS), SLOW_FACTOR, SLOW_S, RUNS_MIN)
     return Digest(
+        id=job_id or uuid4(),
+        origin=await origin(fetch),
         at=now,
         since=since,
+        timezone=timezone,
         dead=await dead_groups(fetch, new_since=since, limit=GROUPS_MAX),
         slow=[SlowKind(*row) for row in await fetch(_SLOW, *slow)],
         late=[queue for queue in queues if queue.overdue_s > LATE_S and not queue.paused],
+        endpoints=[HeldEndpoint(*row) for row in await fetch(health.ENDPOINTS)],
+        dropped=[DroppedResult(*row) for row in await fetch(health.DROPPED, health.DROPPED_S)],
         schedules=[BrokenSchedule(*row) for row in await fetch(health.SCHEDULES)],
         unknown=[UnknownKind(*row) for row in await fetch(health.UNKNOWN_KINDS, names, health.KINDS_ROWS)],
     )
@@ -141,8 +193,13 @@ def digest_handler(
 
     async def send(job: Job) -> dict[str, Any]:
         rule = recurrence()
-        found = await read(job, lambda fetch: summary(fetch, lambda now: before(rule, job.occurrence or now)))
-        return {"to": await deliver(to, found, job), "dead": found.dead.dead, "groups": found.dead.groups}
+        zone = "UTC" if rule is None else rule.timezone
+
+        async def look(fetch: Fetch) -> Digest:
+            return await summary(fetch, lambda now: before(rule, job.occurrence or now), zone, job.id)
+
+        found = await read(job, look)
+        return {"to": await deliver(to, found), "dead": found.dead.dead, "groups": found.dead.groups}
 
     return send
 
@@ -156,12 +213,6 @@ def before(rule: Recurrence | None, at: datetime) -> datetime:
         if last is not None:
             return last
     return at - timedelta(days=1)
-
-
-def _group(row: DeadGroup) -> str:
-    marks = ("new, " if row.new else "") + ("muted, " if row.muted else "")
-    last = f"{row.last_at:%Y-%m-%d %H:%M}" if row.last_at else "?"
-    return f"{marks}{row.queue}, {row.kind}: {counted(row.dead, 'job')}, last {last}, as {row.sample}: {row.error}"
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
