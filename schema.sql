@@ -89,9 +89,8 @@ END $$;
 \ir pgworkd/sql/10_time_ids.sql
 
 -- === Tables ======================================================================================
--- Also: tokens, calls (24_tokens.sql), origin (26_origin.sql), rates (40_limits.sql), effects that
--- are pending (48_effects.sql), rows that are refused (80_maintenance.sql), statistics (86_...),
--- endpoints (87_endpoints.sql), deaths, error groups, alerts (88_deaths.sql), progress (93_...).
+-- Also: tokens, calls (24_...), origin (26_...), rates (40_...), pending effects (48_...), rows
+-- that are refused (80_...), statistics (86_...), endpoints, deaths, alerts (87_... to 89_...).
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -526,6 +525,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 \ir pgworkd/sql/86_samples.sql
 \ir pgworkd/sql/87_endpoints.sql
 \ir pgworkd/sql/88_deaths.sql
+\ir pgworkd/sql/89_alerts.sql
 \ir pgworkd/sql/90_batches.sql
 \ir pgworkd/sql/91_batch_counts.sql
 \ir pgworkd/sql/92_dependencies.sql

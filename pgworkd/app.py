@@ -29,21 +29,26 @@ class App(registry.Registry):
         deaths: int | None = None,
         within_s: int = 600,
         cooldown_s: int = 3600,
+        bundle_s: int = 300,
         queues: Collection[str] | None = None,
         queue: str = QUEUE,
     ) -> None:
         """Sends an alert when jobs die, of any application in the database: at the first death of a group of errors
         (`on_new`), and when `deaths` jobs (1 to 1,000,000) of a group died within `within_s` seconds (up to a day).
+        A group that goes on dying is told of again at ten times the deaths, and at the end of each cool-down.
 
         to: a function, sync or async, that is called with an `Alert`, or a mail address (setting `smtp_url`).
         name: of the rule; two applications in one database give their rules different names.
-        cooldown_s: seconds between two alerts about one group, 0 to 30 days. queues: deaths in these only.
+        cooldown_s: seconds between two alerts about one group, 0 to 30 days, unless its deaths have grown tenfold.
+        bundle_s: least time between two messages, in seconds, up to a day: what comes meanwhile is in one message.
+        queues: deaths in these only.
         queue: that of the jobs which send, of kind `pgworkd.alert.NAME`: a daemon must serve it.
 
         Raises UsageError for a value out of bounds, or a second alert of a name.
         """
         recipient.checked(to)
-        rule = alert_rule(name, queue, queues, on_new=on_new, deaths=deaths, within_s=within_s, cooldown_s=cooldown_s)
+        limits = {"deaths": deaths, "within_s": within_s, "cooldown_s": cooldown_s, "bundle_s": bundle_s}
+        rule = alert_rule(name, queue, queues, on_new=on_new, **limits)
         if rule.name in self.alert_rules:
             raise UsageError(f"two alerts are named {name!r}: give each a name of its own")
         self.handler(rule.kind, queue=rule.queue, **recipient.OPTIONS)(alert_handler(rule, to))

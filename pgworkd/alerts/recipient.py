@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 import anyio
 
@@ -17,15 +19,49 @@ from pgworkd.errors import UsageError
 Answer = TypeVar("Answer")
 
 OPTIONS: dict[str, Any] = {
-    "max_attempts": 20,
+    "max_attempts": 80,
     "timeout_s": 120,
-    "backoff": {"base_s": 30, "factor": 2, "cap_s": 3600},
+    "backoff": {"base_s": 30, "factor": 2, "cap_s": 600},
 }
 """Options of the handlers that send messages: they try for half a day."""
 
 
+_ORIGIN = """SELECT current_database()::text, (SELECT o.environment FROM pgworkd.origin o),
+        host(inet_server_addr()) || ':' || inet_server_port()"""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOrigin:
+    """The database that a message is about. `environment`: as its daemons name it; `server`: None for a socket."""
+
+    database: str
+    environment: str | None
+    server: str | None
+
+    @property
+    def subject(self) -> str:
+        """What a subject begins with."""
+        return f"pgworkd {self.database}" + (f", {self.environment}" if self.environment else "")
+
+    @property
+    def line(self) -> str:
+        """All of it."""
+        known = {"environment": self.environment, "server": self.server}
+        return ", ".join([self.database, *(f"{name} {value}" for name, value in known.items() if value)])
+
+
+async def origin(fetch: Fetch) -> MessageOrigin:
+    """Which database this is."""
+    database, environment, server = (await fetch(_ORIGIN))[0]
+    return MessageOrigin(database, environment, server)
+
+
 class Message(Protocol):
     """A message to a recipient: an alert or a digest."""
+
+    @property
+    def id(self) -> UUID:
+        """What tells two messages apart; an attempt to send the same again has the same."""
 
     @property
     def subject(self) -> str:
@@ -41,12 +77,12 @@ def checked(to: object) -> None:
         raise UsageError(f"to={str(to)[:100]!r}: give a function, or a mail address like 'ops@example.com'")
 
 
-async def deliver(to: Callable[[Any], Awaitable[None] | None] | str, message: Message, job: Job) -> str:
+async def deliver(to: Callable[[Any], Awaitable[None] | None] | str, message: Message) -> str:
     """Sends the message; who got it. A plain function is called in a thread. Raises what sending raises."""
     if isinstance(to, str):
         from pgworkd.alerts.mail import send_mail  # slow to import, and needed for mail only
 
-        await send_mail(to, message.subject, message.text(), str(job.id))
+        await send_mail(to, message.subject, message.text(), str(message.id))
         return to
     if inspect.iscoroutinefunction(to) or inspect.iscoroutinefunction(getattr(to, "__call__", None)):  # noqa: B004
         result: Any = to(message)

@@ -1,4 +1,4 @@
-"""Lengths of time as text: 90s, 10m, 1h, 1h30m, 7d; a number alone is seconds."""
+"""Lengths of time as text: 90s, 10m, 1h, 1h30m, 7d; a number alone is seconds. And for people: 5 min."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def seconds_of(text: str) -> float | None:
             total, at = total + float(part[1]) * UNITS_S[part[2]], part.end()
         return total if at == len(text) and text else None
     return number if math.isfinite(number) else None
+
+
+def spelled(duration_s: float) -> str:
+    """A length of time for people, rounded to one unit: 40 s, 5 min, 2 h, 3 days."""
+    for unit_s, name in ((86_400, "day"), (3600, "h"), (60, "min")):
+        if duration_s >= 1.5 * unit_s or (name != "day" and duration_s >= 0.99 * unit_s):
+            number = round(duration_s / unit_s)
+            return f"{number:,} {name}" + ("s" if name == "day" and number > 1 else "")
+    return f"{max(1, round(duration_s))} s"

@@ -42,6 +42,7 @@ class AlertRule(NamedTuple):
     deaths: int | None
     within_s: int
     cooldown_s: int
+    bundle_s: int
 
 
 class SignalStore:

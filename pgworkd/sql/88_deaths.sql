@@ -1,4 +1,4 @@
--- Signals: deaths, the groups of errors that they have, and the alerts that are made of them.
+-- Signals: deaths, and the groups of errors that they have.
 
 -- One row per death of a job, in the transaction in which it died. `group_id`: NULL until
 -- count_deaths() has read it. `error_type` and `error` are those of the attempt: a retry, or the
@@ -8,6 +8,7 @@ CREATE TABLE IF NOT EXISTS deaths (
     at           timestamptz NOT NULL DEFAULT clock(),
     queue text NOT NULL, kind text NOT NULL,
     error_type text NOT NULL, error text NOT NULL,   -- its first 1,000 characters
+    place        text NOT NULL DEFAULT '',           -- see error_place()
     group_id     bigint,
     PRIMARY KEY (job_id, attempt)
 );
@@ -20,6 +21,7 @@ CREATE TABLE IF NOT EXISTS error_groups (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue text NOT NULL, kind text NOT NULL, error_group uuid NOT NULL,
     error_type text NOT NULL, pattern text NOT NULL,  -- see error_pattern()
+    place        text NOT NULL DEFAULT '',            -- see error_place()
     sample_id    uuid NOT NULL,      -- the job that died last
     deaths       bigint NOT NULL,    -- ever
     first_at timestamptz NOT NULL, last_at timestamptz NOT NULL,
@@ -28,29 +30,10 @@ CREATE TABLE IF NOT EXISTS error_groups (
 );
 CREATE INDEX IF NOT EXISTS error_groups_last ON error_groups (last_at);
 
--- Which deaths make an alert: a job of `kind` in `queue`, which sends it. Declared by code.
-CREATE TABLE IF NOT EXISTS alert_rules (
-    name         name_text PRIMARY KEY,
-    queue name_text NOT NULL, kind name_text NOT NULL,
-    queues       text[],             -- deaths in these only; NULL: in all
-    on_new       boolean NOT NULL DEFAULT true,  -- at the first death of a group
-    deaths       integer CONSTRAINT deaths_must_be_1_to_a_million
-                 CHECK (deaths BETWEEN 1 AND 1000000),  -- or at this many of a group
-    within_s     integer NOT NULL DEFAULT 600 CONSTRAINT within_s_must_be_1_to_a_day
-                 CHECK (within_s BETWEEN 1 AND 86400),  -- ... within this time
-    cooldown_s   integer NOT NULL DEFAULT 3600 CONSTRAINT cooldown_s_must_be_0_to_30_days
-                 CHECK (cooldown_s BETWEEN 0 AND 2592000),  -- between two alerts of one group
-    updated_at   timestamptz NOT NULL DEFAULT clock()
-);
--- The last alert of each rule and group.
-CREATE TABLE IF NOT EXISTS alerts (
-    rule text NOT NULL, group_id bigint NOT NULL, at timestamptz NOT NULL, job_id uuid NOT NULL,
-    PRIMARY KEY (rule, group_id)
-);
-
 -- An error's first line without what differs from job to job: UUIDs, addresses, paths, quoted
--- text, hexadecimal and other numbers; 500 characters of it at most. Reads 1,000 characters, so
--- that it takes no longer for 1 MB.
+-- text, hexadecimal and other numbers; 500 characters of it at most. What tells errors apart stays:
+-- statuses of HTTP, exit codes, names of keys, columns, constraints and attributes. Reads 1,000
+-- characters, so that it takes no longer for 1 MB.
 CREATE OR REPLACE FUNCTION error_pattern(p_message text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -60,22 +43,40 @@ DECLARE
 BEGIN
     v_text := ltrim(v_text, E' \t\r\n');
     v_cut := v_cut AND strpos(v_text, E'\n') = 0;
-    v_text := rtrim(split_part(v_text, E'\n', 1), E' \t\r');
+    v_text := translate(rtrim(split_part(v_text, E'\n', 1), E' \t\r'), E'\x01', '');
     FOREACH v_step SLICE 1 IN ARRAY ARRAY[
         ARRAY['^lost: worker .* \(id ', 'lost: worker <name> (id '],
         ARRAY['[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}', '<uuid>'],
         ARRAY['[a-z][a-z0-9+.-]*://[^\s''"<>]+', '<url>'],
         ARRAY['[\w.+-]+@[\w-]+(\.[\w-]+)+', '<email>'],
+        ARRAY['\meyJ[\w-]+\.[\w-]+(\.[\w-]*)?', '<token>'],
+        -- names that belong to the code: their quotes go
+        ARRAY['\m(KeyError|attribute|argument|arguments|column|constraint|relation|table|index|'
+              'module named|import name|NameError: name|parameter|function|type)(:? )'
+              '(["''])([a-z_][\w.$]{0,62})\3', '\1\2\4'],
+        ARRAY['(["''])([a-z_][\w.$]{0,62})\1( object (?:has|is)\M)', '\2\3'],
+        -- numbers that say which error it is: a mark before them keeps them
+        ARRAY['(?c)''?\m([45]\d\d)((?: [A-Z][A-Za-z]+)+)''?', E'\x01\\1\\2'],
+        ARRAY['\m([45]\d\d)(?=, message=)', E'\x01\\1'],
+        ARRAY['\m(HTTP(?:/[\d.]+)?|status|code|errno|winerror|signal|sqlstate|rc|returncode|'
+              'exited with|answered|returned|replied|responded with)([ :=\[]{1,2}-?)(\d{1,3})'
+              '(?![.,]?\d)\M', E'\\1\\2\x01\\3'],
         ARRAY['"[^"]*"', '<text>'],
         ARRAY['(?<!\w)''[^'']*''(?!\w)', '<text>'],
         ARRAY['`[^`]*`', '<text>'],
-        ARRAY['(?<![\w/])(/[\w.@%+~-]+){2,}/?', '<path>'],
+        ARRAY['(?<![\w/.])\.{0,2}(/[\w.@%+~-]+){2,}/?', '<path>'],
         ARRAY['\m[a-z]:\\[^\s:]+', '<path>'],
+        ARRAY['(?<![\w/.<>])[\w.@%+~-]+(/[\w.@%+~-]+)*/[\w@%+~-]+\.[a-z]\w{0,5}\M', '<path>'],
         ARRAY['\m\d{1,3}(\.\d{1,3}){3}(:\d+)?\M', '<address>'],
         ARRAY['(?<![\w:])([0-9a-f]{0,4}:){2,7}[0-9a-f]{1,4}(?![\w:])', '<address>'],
         ARRAY['\m0x[0-9a-f]+\M', '<hex>'],
         ARRAY['\m(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{6,}\M', '<hex>'],
-        ARRAY['\d+([.,]\d+)*', '<n>']]
+        ARRAY['\m[a-f]{8,}\M', '<hex>'],
+        ARRAY['(?c)\m(?=[A-Z0-9-]*\d)[A-Z0-9]+(-[A-Z0-9]+){2,}\M', '<id>'],
+        ARRAY['(?<![\d\x01]|[\d\x01][.,])\m(\d+([.,]\d+)? ?'
+              '(ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)(?![a-z_]) ?)+(?<! )', '<time>'],
+        ARRAY['(?<![\d\x01])\d+([.,]\d+)*', '<n>'],
+        ARRAY[E'\x01', '']]
     LOOP
         v_text := regexp_replace(v_text, v_step[1], v_step[2], 'gi');
     END LOOP;
@@ -85,12 +86,34 @@ BEGIN
     RETURN left(v_text, 500);
 END $$;
 
--- The same for errors that differ only in what error_pattern() leaves out.
-CREATE OR REPLACE FUNCTION error_group(p_type text, p_message text) RETURNS uuid
+-- Where an error was raised, as the traceback of Python in its entry of `errors` says: file and
+-- function of the innermost frame that is of the application; of all, if none is. No line, which
+-- each release moves. Empty without such a traceback.
+CREATE OR REPLACE FUNCTION error_place(p_error jsonb) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_frames text[] := ARRAY(
+        SELECT f.m[1] || E'\n' || f.m[2]
+        FROM regexp_matches(left(p_error ->> 'traceback', 20000),
+                            '^  File "([^"\n]+)", line \d+, in ([^\n]+)$', 'gn')
+            WITH ORDINALITY AS f (m, place) ORDER BY f.place DESC);
+    v_frame  text;
+BEGIN
+    v_frame := coalesce((SELECT u.frame FROM unnest(v_frames) WITH ORDINALITY AS u (frame, place)
+                         WHERE u.frame
+                             !~ '^<|[/\\](site-packages|dist-packages|python\d[.\d]*)[/\\]'
+                         ORDER BY u.place LIMIT 1), v_frames[1], '');
+    RETURN left(replace(regexp_replace(v_frame, '^[^\n]*[/\\]', ''), E'\n', ', '), 200);
+END $$;
+
+-- The same for errors that differ only in what error_pattern() leaves out. p_place: error_place().
+CREATE OR REPLACE FUNCTION error_group(p_type text, p_message text, p_place text DEFAULT '')
+RETURNS uuid
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
-    RETURN left(encode(sha256(convert_to(coalesce(p_type, '') || ': ' || error_pattern(p_message),
-                                         'UTF8')), 'hex'), 32)::uuid;
+    RETURN left(encode(sha256(convert_to(
+        coalesce(p_type, '') || ': ' || error_pattern(p_message)
+            || coalesce(E'\n' || nullif(p_place, ''), ''), 'UTF8')), 'hex'), 32)::uuid;
 END $$;
 
 -- What a dead job's last attempt said, after its type: as the column `error`, which has no line
@@ -109,20 +132,23 @@ END $$;
 -- Notes these jobs' deaths, those among them that are dead. Locks nothing.
 CREATE OR REPLACE FUNCTION note_deaths(p_ids uuid[]) RETURNS void
 LANGUAGE sql VOLATILE AS $$
-    INSERT INTO deaths (job_id, attempt, at, queue, kind, error_type, error)
+    INSERT INTO deaths (job_id, attempt, at, queue, kind, error_type, error, place)
     SELECT j.id, j.attempts, coalesce(j.failed_at, clock()), j.queue, coalesce(j.kind, j.queue),
-           left(coalesce(j.errors -> -1 ->> 'type', ''), 200), left(error_message(j), 1000)
+           left(coalesce(j.errors -> -1 ->> 'type', ''), 200), left(error_message(j), 1000),
+           error_place(j.errors -> -1)
     FROM jobs j WHERE j.id = ANY (p_ids) AND j.status = 'dead'
     ON CONFLICT (job_id, attempt) DO NOTHING
 $$;
 
--- Counts up to p_limit deaths that are new in their groups, and makes their alerts: see
--- count_these(). Returns how many there were; NULL: another session does it. Locks deaths with SKIP
--- LOCKED, then groups in order.
+-- Counts up to p_limit deaths that are new in their groups: see count_these(); and inserts the jobs
+-- of the alerts that are due, also those of earlier deaths: see make_alerts(). Returns how many
+-- deaths there were; NULL: another session does it. Locks deaths with SKIP LOCKED, then groups in
+-- order, then rules.
 CREATE OR REPLACE FUNCTION count_deaths(p_limit int DEFAULT 1000) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_keys text[];
+    v_keys   text[];
+    v_deaths int;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1886873445, 10) THEN
         RETURN NULL;
@@ -131,14 +157,15 @@ BEGIN
         SELECT d.job_id || ' ' || d.attempt FROM deaths d
         WHERE d.group_id IS NULL AND NOT is_refused('count_deaths', d.job_id || ' ' || d.attempt)
         ORDER BY d.at LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    RETURN (SELECT coalesce(sum(p.counted::int), 0)
-            FROM in_parts('count_deaths', v_keys, 'count_these(text[])') AS p (counted));
+    SELECT coalesce(sum(p.counted::int), 0) INTO v_deaths
+    FROM in_parts('count_deaths', v_keys, 'count_these(text[])') AS p (counted);
+    PERFORM in_parts('make_alerts', due_rules(), 'make_alerts(text[])');
+    RETURN v_deaths;
 END $$;
 
--- One part of count_deaths(): counts these deaths, "job attempt" of each, and inserts an alert's
--- job for each group that a rule applies to: not muted, not of that rule's own jobs, and no alert
--- of it within cooldown_s. All in one transaction, so each death counts once, and each alert is
--- made once. Locks groups in order.
+-- One part of count_deaths(): counts these deaths, "job attempt" of each, and notes for each rule
+-- and group when the next alert is due: see note_alert(). Not for groups that are muted, or of that
+-- rule's own jobs. All in one transaction, so each death counts once. Locks groups in order.
 CREATE OR REPLACE FUNCTION count_these(p_keys text[]) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -148,16 +175,16 @@ BEGIN
     FOR v_group IN
         WITH new AS MATERIALIZED (
             SELECT d.job_id, d.attempt, d.at, d.queue, d.kind, d.error_type, d.error,
-                   error_group(d.error_type, d.error) AS error_group
+                   d.place, error_group(d.error_type, d.error, d.place) AS error_group
             FROM (SELECT split_part(k, ' ', 1)::uuid AS job_id,
                          split_part(k, ' ', 2)::int AS attempt
                   FROM unnest(p_keys) k) u
             JOIN deaths d ON d.job_id = u.job_id AND d.attempt = u.attempt
         ), counted AS (
-            INSERT INTO error_groups AS g (queue, kind, error_group, error_type, pattern, sample_id,
-                                           deaths, first_at, last_at)
+            INSERT INTO error_groups AS g (queue, kind, error_group, error_type, pattern, place,
+                                           sample_id, deaths, first_at, last_at)
             SELECT n.queue, n.kind, n.error_group, min(n.error_type),
-                   error_pattern((array_agg(n.error ORDER BY n.at DESC))[1]),
+                   error_pattern((array_agg(n.error ORDER BY n.at DESC))[1]), min(n.place),
                    (array_agg(n.job_id ORDER BY n.at DESC))[1], count(*), min(n.at), max(n.at)
             FROM new n GROUP BY n.queue, n.kind, n.error_group
             ORDER BY n.queue, n.kind, n.error_group
@@ -177,12 +204,12 @@ BEGIN
             WHERE d.job_id = n.job_id AND d.attempt = n.attempt
             RETURNING d.group_id
         )
-        SELECT c.id, c.queue, c.kind, c.is_new, c.muted_until, m.marked
+        SELECT c.id, c.queue, c.kind, c.deaths, c.is_new, c.muted_until, m.marked
         FROM counted c JOIN (SELECT k.group_id, count(*) AS marked FROM marked k GROUP BY 1) m
             ON m.group_id = c.id
     LOOP
         v_deaths := v_deaths + v_group.marked;
-        PERFORM make_alert(r, v_group.id, v_group.is_new) FROM alert_rules r
+        PERFORM note_alert(r, v_group.id, v_group.deaths, v_group.is_new) FROM alert_rules r
         WHERE (r.queues IS NULL OR v_group.queue = ANY (r.queues))
           AND (r.queue <> v_group.queue OR r.kind <> v_group.kind)
           AND coalesce(v_group.muted_until <= clock(), true);
@@ -191,57 +218,6 @@ BEGIN
         PERFORM raise_kept();
     END IF;
     RETURN v_deaths;
-END $$;
-
--- Inserts the job of an alert if the rule applies now. Its payload: rule, group (id), reason (`new`
--- or `many`), deaths (within the rule's time). Locks as an insert.
-CREATE OR REPLACE FUNCTION make_alert(p_rule alert_rules, p_group bigint, p_is_new boolean)
-RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_now    timestamptz := clock();
-    v_deaths bigint;
-    v_id     uuid;
-BEGIN
-    IF EXISTS (SELECT FROM alerts a WHERE a.rule = p_rule.name AND a.group_id = p_group
-                 AND a.at > v_now - make_interval(secs => p_rule.cooldown_s) AND a.at <= v_now) THEN
-        RETURN;
-    END IF;
-    SELECT count(*) INTO v_deaths FROM (
-        SELECT FROM deaths d
-        WHERE d.group_id = p_group AND d.at > v_now - make_interval(secs => p_rule.within_s)
-        LIMIT 1000000) d;
-    IF NOT (p_rule.on_new AND p_is_new OR coalesce(v_deaths >= p_rule.deaths, false)) THEN
-        RETURN;
-    END IF;
-    INSERT INTO jobs (queue, kind, payload)
-    VALUES (p_rule.queue, p_rule.kind, jsonb_build_object(
-        'rule', p_rule.name, 'group', p_group, 'deaths', v_deaths,
-        'reason', CASE WHEN p_rule.on_new AND p_is_new THEN 'new' ELSE 'many' END))
-    RETURNING id INTO v_id;
-    INSERT INTO alerts AS a (rule, group_id, at, job_id) VALUES (p_rule.name, p_group, v_now, v_id)
-    ON CONFLICT (rule, group_id) DO UPDATE SET at = excluded.at, job_id = excluded.job_id;
-END $$;
-
--- Stores the alert rules of a daemon's code, rows of alert_rules as a JSON array, and that they are
--- declared now. Deletes those that no daemon has declared for a day and no worker has a handler of:
--- what dies while all daemons of an application are down still makes its alerts. Locks the rows
--- of these rules in order of name, others with SKIP LOCKED.
-CREATE OR REPLACE FUNCTION declare_alerts(p_rules jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $$
-BEGIN
-    INSERT INTO alert_rules AS r (name, queue, kind, queues, on_new, deaths, within_s, cooldown_s)
-    SELECT n.name, n.queue, n.kind, n.queues, n.on_new, n.deaths, n.within_s, n.cooldown_s
-    FROM jsonb_populate_recordset(NULL::alert_rules, p_rules) n ORDER BY n.name
-    ON CONFLICT (name) DO UPDATE SET
-        queue = excluded.queue, kind = excluded.kind, queues = excluded.queues,
-        on_new = excluded.on_new, deaths = excluded.deaths, within_s = excluded.within_s,
-        cooldown_s = excluded.cooldown_s, updated_at = clock();
-    DELETE FROM alert_rules r WHERE r.name = ANY (ARRAY(
-        SELECT o.name::text FROM alert_rules o
-        WHERE o.updated_at < clock() - interval '1 day'
-          AND NOT EXISTS (SELECT FROM workers w WHERE w.lost_at IS NULL AND o.kind = ANY (w.kinds))
-        ORDER BY o.name FOR UPDATE SKIP LOCKED));
 END $$;
 
 -- Mutes a group of errors until p_until; NULL: not any more. Audited. False: there is none of this
@@ -292,11 +268,10 @@ LANGUAGE sql STABLE AS $$
            max(a.last_at), min(a.first_at) >= p_new_since, NULL,
            (array_agg(a.sample_id ORDER BY a.last_at DESC, a.sample_id))[1]
     FROM (
-        -- the pattern of an error is the same with zeros for all digits: fewer to compute
         SELECT l.queue, l.kind, l.type, error_pattern(l.error) AS pattern, l.dead, l.first_at,
                l.last_at, l.sample_id
         FROM (SELECT f.queue, f.kind, f.type,
-                     translate(left(f.error, 1000), '123456789', '000000000') AS error,
+                     left(f.error, 1000) AS error,
                      count(*) AS dead, min(f.failed_at) AS first_at, max(f.failed_at) AS last_at,
                      (array_agg(f.id ORDER BY f.failed_at DESC, f.id))[1] AS sample_id
               FROM found f LEFT JOIN error_groups g ON g.id = f.group_id WHERE g.id IS NULL

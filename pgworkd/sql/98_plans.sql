@@ -51,29 +51,30 @@ BEGIN
         ), functions (bundle, names) AS (VALUES
             ('inline', '
                 add_error became burst clock clock_after_waiting deadline defers histogram_bounds
-                in_time is_awaited is_careful is_no_rows_fault is_ours is_within key_is_free
-                lock_queue made_at new_id no_wait notify_pools rule_of waits_keyed waits_plain
-                waits_suspect'),
+                in_time is_awaited is_careful is_later is_no_rows_fault is_ours is_since is_within
+                key_is_free lock_queue made_at new_id no_wait notify_pools rule_of waits_keyed
+                waits_plain waits_suspect'),
             ('plain', '
                 add_jobs adopt all_done append_minutes apply_frees archive_dead ask_worker
                 batch_created batch_moved belong cancel_dependents cancel_these carefully
-                check_callback check_settled count_down complete_own count_deaths count_ended
+                check_callback check_settled complete_own count_deaths count_down count_ended
                 count_these declare_alerts declare_rules declare_schedules declarer deferred
-                differing disable_endpoint done_of drop_pool enable_endpoint enable_schedule
-                error_group error_message expire expire_these fail_schedule finer_counts
+                differing disable_endpoint done_of drop_pool due_rules enable_endpoint
+                enable_schedule error_group error_message expire expire_these fail_schedule
+                finer_counts
                 first_run_at follow forget_audit forget_batches forget_calls forget_deaths
                 forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
                 give_back had_time heartbeat hold_queues in_parts is_origin job_added
                 jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
-                known_pools live_gateways lock_queues lock_trees_of make_alert mend_sequences
-                missed_since mute_errors next_priority note_deaths note_endpoint of_key
+                known_pools live_gateways lock_queues lock_trees_of make_alerts mend_sequences
+                missed_since mute_errors next_priority note_alert note_deaths note_endpoint of_key
                 overdue_jobs park pause_endpoint percentile places_after presume_dead
                 promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
                 queues_audit queues_changed raise_kept rate_allowance rates_follow refuse
                 refuse_claims remove_endpoint remove_schedule report_refused rescue rescue_jobs
                 restore_these retire_schedules retry_delay_s roll_up schedules_audit
                 schedules_notify server_id set_endpoint set_no_wait set_pool set_queue spend
-                spent_until standing_worker starts sum_minutes thin_samples try_to_claim wake
+                spent_until standing_worker starts sum_minutes thin_samples told try_to_claim wake
                 warn_of who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies sample_queues throughput usual_runs'),
@@ -110,7 +111,7 @@ BEGIN
             ('days', '
                 days_ruled_out drop_partition ensure_partitions prune rule_out_days validate_days'),
             ('patterns', '
-                error_pattern')
+                error_pattern error_place')
         ), owners (names) AS (VALUES ('
                 add_jobs additions_checked await_results batch_sealed create_batch depend
                 dependencies_added drop_partition enqueue enqueue_once

@@ -21,7 +21,7 @@ class CountDeaths(Engine):
 
     async def prepare(self) -> None:
         self.alerts = f"alerts-{self.queue}"
-        rule = AlertRule(self.queue, self.alerts, "pgworkd.alert", [self.queue], True, None, 600, 3600)
+        rule = AlertRule(self.queue, self.alerts, "pgworkd.alert", [self.queue], True, None, 600, 3600, 300)
         await self.scene.aside.signals.declare_alerts([rule])
         job_id = await self.db.fetchval(_DEATH, self.queue)
         await self.db.execute("SELECT pgworkd.note_deaths(ARRAY[$1::text::uuid])", str(job_id))

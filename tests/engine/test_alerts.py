@@ -49,14 +49,20 @@ async def test_an_alert_says_what_died_and_what_to_do(dsn: str, db: asyncpg.Conn
     async with running(app, dsn):
         job = await insert(db, "mail", '{"error": "no such user 7"}')
         (result,) = await results(db)
-    assert result["sent"] is True
+    assert result == {"sent": True, "to": "app_that_fails.<locals>.to", "groups": 1, "deaths": 1}
     (alert,) = sent
-    assert (alert.queue, alert.kind, alert.dead, alert.sample, alert.reason) == ("mail", "mail", 1, job, "new")
-    assert alert.subject == "pgworkd: new error in mail, mail: pgworkd.errors.PermanentError: no such user <n>"
+    (error,) = alert.errors
+    assert (error.queue, error.kind, error.dead, error.sample, error.reason) == ("mail", "mail", 1, job, "new")
+    assert error.place == "test_alerts.py, mail"
+    database = await db.fetchval("SELECT current_database()")
+    what = "new error in mail, mail: pgworkd.errors.PermanentError: no such user <n>"
+    assert alert.subject == f"pgworkd {database}: {what}"
     text = alert.text()
+    assert f"database:     {database}" in text
     assert "error:        pgworkd.errors.PermanentError: no such user 7\n" in text
+    assert "raised in:    test_alerts.py, mail\n" in text
     assert f"pgworkd job {job}" in text
-    assert f"pgworkd mute {alert.group} --until 2h" in text
+    assert f"pgworkd mute {error.group} --until 2h" in text
 
 
 @pytest.mark.parametrize(
@@ -103,10 +109,13 @@ async def test_a_plain_function_runs_in_a_thread_and_its_error_is_retried(
     assert calls == ["pager"]
 
 
-async def test_a_job_inserted_by_hand_is_refused(dsn: str, db: asyncpg.Connection[Any]) -> None:
-    async with running(app_that_fails()[0], dsn):
-        job = await insert(db, "alerts", '{"group": "x"}', kind="pgworkd.alert.default")
-        await until(lambda: db.fetchval("SELECT status = 'dead' FROM pgworkd.jobs WHERE id = $1", job))
+async def test_a_job_that_finds_nothing_untold_sends_nothing(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, sent = app_that_fails()
+    async with running(app, dsn):
+        await insert(db, "alerts", '{"group": 7, "reason": "new"}', kind="pgworkd.alert.default")
+        (result,) = await results(db)
+    assert result == {"sent": False, "why": "nothing is due: another message has told of it"}
+    assert sent == []
 
 
 async def test_rules_are_declared_at_the_start_and_again(dsn: str, db: asyncpg.Connection[Any]) -> None:
@@ -149,6 +158,7 @@ async def test_two_daemons_of_two_applications_send_one_alert_each(dsn: str, db:
         ({"deaths": 0}, "deaths must be an int from 1"),
         ({"within_s": 86_401}, "within_s must be an int from 1 to 86400"),
         ({"cooldown_s": -1}, "cooldown_s must be an int from 0"),
+        ({"bundle_s": 86_401}, "bundle_s must be an int from 0 to 86400"),
         ({"queues": "mail"}, "queues must be a list of names"),
         ({"queues": [""]}, "a name in queues must be text"),
         ({"queues": []}, "queues is empty: leave it out for all queues"),
@@ -194,13 +204,27 @@ async def test_a_digest_has_all_that_is_wrong(dsn: str, db: asyncpg.Connection[A
     assert [(queue.queue, queue.workers) for queue in digest.late] == [("late", 0)]
     assert [schedule.name for schedule in digest.schedules] == ["broken"]
     assert [(unknown.kind, unknown.jobs) for unknown in digest.unknown] == [("unwritten", 1)]
+    database = await db.fetchval("SELECT current_database()")
     assert digest.subject == (
-        "pgworkd: 3 dead jobs (1 new), 1 slow kind, 1 late queue, 1 broken schedule, 1 unknown kind"
+        f"pgworkd {database}: 1 paused or disabled endpoint, 1 late queue, 1 unknown kind, 1 broken schedule, "
+        "1 lossy endpoint, 3 dead jobs in 2 groups of errors, 1 of them new, 1 slow kind"
     )
     text = digest.text()
-    assert "3 dead jobs in 2 groups of errors (pgworkd dead)\n  new, q, q: 1 job, last " in text
-    assert "late: due for 7," in text
-    assert "unwritten, in queue alerts: at least 1 job" in text
+    assert text.startswith(f"Summary of {database}")
+    assert text.splitlines()[1].endswith(", Europe/Berlin.")
+    last = f"{digest.dead.rows[0].last_at:%H:%M}"
+    assert f"last {last}" not in text, "in UTC"
+    found = [
+        "  gone: disabled, sent waits: HTTP 410",
+        "  late: due for 2 h, 0 workers",
+        "  unwritten, in queue alerts: at least 1 job",
+        "  broken: cron ",
+        "  loose: ",
+        "3 dead jobs in 2 groups of errors (pgworkd dead)\n  new, q, q: 1 job, last ",
+        "  q, k: ",
+    ]
+    assert not [each for each in found if each not in text], text
+    assert sorted(found, key=text.index) == found, "what keeps work from being done comes first"
 
 
 async def plant(db: asyncpg.Connection[Any]) -> None:
@@ -214,7 +238,12 @@ async def plant(db: asyncpg.Connection[Any]) -> None:
            INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('late', now() - interval '2 h');
            INSERT INTO pgworkd.jobs (queue, kind) VALUES ('alerts', 'unwritten');
            INSERT INTO pgworkd.schedules (name, queue, cron) VALUES ('broken', 'alerts', '0 0 31 2 *');
-           UPDATE pgworkd.schedules SET error = 'never due' WHERE name = 'broken'"""
+           UPDATE pgworkd.schedules SET error = 'never due' WHERE name = 'broken';
+           INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('gone', 'https://x', true),
+               ('loose', 'https://x', true);
+           INSERT INTO pgworkd.queues (name, endpoint) VALUES ('sent', 'gone');
+           INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('sent', now() - interval '2 h');
+           SELECT pgworkd.disable_endpoint('gone', 'HTTP 410'), pgworkd.warn_of('loose', 'too large')"""
     )
     for at, place in (("10 days", 31), ("0 s", 44)):  # up to 1 s; up to 20 s
         counts = [50 if n == place else 0 for n in range(1, 73)]
@@ -250,7 +279,8 @@ async def test_a_digest_without_findings_says_so(dsn: str, db: asyncpg.Connectio
     app.digest(every=1, to=to, name="quick")
     async with running(app, dsn):
         await until(lambda: len(sent) >= 2)
-    assert sent[0].subject == "pgworkd: all is well"
+    database = await db.fetchval("SELECT current_database()")
+    assert sent[0].subject == f"pgworkd {database}: all is well"
     assert "Nothing to report." in sent[0].text()
     assert await db.fetchval("SELECT schedule FROM pgworkd.finished_jobs LIMIT 1") == "pgworkd.digest.quick"
 

@@ -197,7 +197,7 @@ async def test_an_alert_by_mail_is_retried_until_the_server_takes_it(
             await until(lambda: db.fetchval("SELECT count(*) FROM pgworkd.finished_jobs"))
         row = await db.fetchrow("SELECT id, result FROM pgworkd.finished_jobs")
         assert row is not None
-        assert json.loads(row["result"]) == {"sent": True, "to": "ops@example.com"}
+        assert json.loads(row["result"]) == {"sent": True, "to": "ops@example.com", "groups": 1, "deaths": 1}
     ((_, recipients, message),) = host.mails
     assert recipients == ["TO:<ops@example.com>"]
     assert message["Bcc"] is None

@@ -5,16 +5,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import ssl
 import uuid
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from typing import Any, cast
 
 import asyncpg
 
-from tests.kits.verbs import Db, fail, insert_running
+from pgworkd.alerts.alert import Alert, AlertedGroup
+from pgworkd.alerts.recipient import MessageOrigin
+from tests.kits.verbs import Db, complete, fail, insert_running
+
+RULE = {
+    "name": "a",
+    "queue": "alerts",
+    "kind": "pgworkd.alert.a",
+    "on_new": True,
+    "within_s": 600,
+    "cooldown_s": 3600,
+    "bundle_s": 300,
+}
 
 
 async def die(db: Db, message: str = "it broke", jobs: int = 1, **columns: Any) -> list[uuid.UUID]:
@@ -44,6 +58,79 @@ async def group_of(db: Db, pattern: str) -> int:
 async def mute(db: Db, group: int, until: Any) -> bool:
     """mute_errors, by ann."""
     return bool(await db.fetchval("SELECT pgworkd.mute_errors($1, $2, 'ann')", group, until))
+
+
+async def declare(db: Db, *rules: dict[str, Any]) -> None:
+    """declare_alerts, of rules that differ from RULE in this."""
+    await db.execute("SELECT pgworkd.declare_alerts($1)", json.dumps([RULE | rule for rule in rules]))
+
+
+async def due(db: Db, *, later: bool = False) -> list[tuple[str, str, int]]:
+    """Rule, reason and untold deaths of all groups that are to be told of now, or also later."""
+    rows = await db.fetch(
+        """SELECT a.rule, a.reason, g.deaths - a.told AS untold
+           FROM pgworkd.alerts a JOIN pgworkd.alert_rules r ON r.name = a.rule
+           LEFT JOIN pgworkd.error_groups g ON g.id = a.group_id
+           WHERE a.due_at IS NOT NULL AND (NOT pgworkd.is_later(a.due_at, r.cooldown_s) OR $1)
+           ORDER BY a.rule, a.due_at, a.group_id""",
+        later,
+    )
+    return [(row["rule"], row["reason"], row["untold"]) for row in rows]
+
+
+async def messages(db: Db) -> list[str]:
+    """The rules whose messages are on their way."""
+    rows = await db.fetch("SELECT payload ->> 'rule' FROM pgworkd.jobs WHERE queue = 'alerts' ORDER BY id")
+    return [row[0] for row in rows]
+
+
+async def tell(db: Db) -> list[tuple[str, str, int]]:
+    """Ends the jobs of all messages, as their handlers do; what they have told."""
+    found = []
+    worker_id = await db.fetchval("SELECT pgworkd.register('teller', 1, 'v', 30)")
+    for job in await db.fetch("SELECT id, payload FROM pgworkd.claim($1, 'alerts', 9, '{}', '{}')", worker_id):
+        rule = json.loads(job["payload"])["rule"]
+        found += [told for told in await due(db, later=True) if told[0] == rule]
+        await db.execute(
+            """SELECT pgworkd.told(r.name, array_agg(a.group_id), array_agg(coalesce(g.deaths, 0)))
+               FROM pgworkd.alert_rules r JOIN pgworkd.alerts a ON a.rule = r.name
+               LEFT JOIN pgworkd.error_groups g ON g.id = a.group_id
+               WHERE r.name = $1 AND a.due_at IS NOT NULL
+               GROUP BY r.name""",
+            rule,
+        )
+        await complete(db, [job["id"]])
+    return found
+
+
+def alert_of(error: str = "it broke", **columns: Any) -> Alert:
+    """An alert about one new group of errors."""
+    facts = {
+        "reason": "new",
+        "deaths": 1,
+        "group": 7,
+        "queue": "q",
+        "kind": "send",
+        "error_type": "E",
+        "pattern": error,
+        "place": "jobs.py, send",
+        "error": error,
+        "dead": 3,
+        "sample": uuid.UUID(int=7),
+        "first_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "last_at": datetime(2026, 1, 2, tzinfo=UTC),
+    }
+    return Alert(
+        id=uuid.UUID(int=8),
+        rule="default",
+        origin=MessageOrigin("shop", "production", None),
+        at=datetime(2026, 1, 2, tzinfo=UTC),
+        since=datetime(2026, 1, 1, tzinfo=UTC),
+        groups=1,
+        new=1,
+        deaths=1,
+        errors=[AlertedGroup(**facts | columns)],
+    )
 
 
 # Mail

@@ -43,7 +43,8 @@ def app_of(dsn: str) -> App:
     async def to(alert: Alert) -> None:
         connection = await asyncpg.connect(dsn)
         try:
-            await connection.execute("INSERT INTO sent VALUES ($1, $2)", alert.group, alert.reason)
+            rows = [(error.group, error.reason) for error in alert.errors]
+            await connection.executemany("INSERT INTO sent VALUES ($1, $2)", rows)
         finally:
             await connection.close()
 
@@ -52,7 +53,7 @@ def app_of(dsn: str) -> App:
 
     for queue in QUEUES:
         app.handler(queue, concurrency=20, max_attempts=3)(dies)
-    app.alert(to=to, cooldown_s=86_400)
+    app.alert(to=to, cooldown_s=1, bundle_s=1)
     app.digest(every="0 8 1 1 *", to=nowhere)
     return app
 

@@ -27,12 +27,13 @@ FUNCTIONS = {
         rule_of server_id is_origin
         batch_results batch_tree became became_all depth finished_of jobs_of known_pools made_at next_priority result_of
         waits_keyed waits_plain waits_suspect with_below
-        histogram_bounds percentile throughput error_message error_pattern error_group dead_groups
+        histogram_bounds percentile throughput error_message error_pattern error_place error_group
+        dead_groups
     """,
     "worker": """
         belong adopt
         due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked
-        is_within stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
+        is_within is_since is_later stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
         declare_schedules declare_rules declarer enable_schedule missed_since remove_schedule retire_schedules
         run_schedule
         add_error add_occurrences advance allowance batch_ended burst archive by_turn call_back cancel cancel_batch
@@ -49,8 +50,9 @@ FUNCTIONS = {
         promote prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
-        sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these make_alert
-        mute_errors declare_alerts forget_deaths days_ruled_out rule_out_days validate_days
+        sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these
+        note_alert due_rules make_alerts told mute_errors declare_alerts forget_deaths
+        days_ruled_out rule_out_days validate_days
         live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for deadline hand_over fenced extend
         list_held take_back
         fail_overdue overdue_jobs retry_delay_s

@@ -1,5 +1,5 @@
-"""A bad night: 3,000 jobs die of 12 causes while daemons are killed. Each cause is one group and makes exactly one
-alert, and in the morning the digest's sums are those of the table."""
+"""A bad night: 3,000 jobs die of 12 causes while daemons are killed. Each cause is one group, all deaths are told, in
+few messages, and in the morning the digest's sums are those of the table."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pgworkd import App
 from pgworkd.admin import Admin
 from pgworkd.alerts.digest import Digest
 from pgworkd.database.connection import ConnectionOptions
+from pgworkd.engine.life import signals
 from tests.kits.daemon import running, until
 from tests.kits.dying import CAUSES, LEASE, QUEUES, SENT, app_of, dying_daemon
 
@@ -23,11 +24,16 @@ pytestmark = pytest.mark.slow("3,000 deaths, and daemons killed meanwhile")
 JOBS = 3000
 KILLS = 3
 SERVES = "SELECT EXISTS (SELECT FROM pgworkd.pools p JOIN pgworkd.workers w ON w.id = p.worker_id WHERE w.pid = $1)"
+UNTOLD = """SELECT NOT EXISTS (SELECT FROM pgworkd.alerts WHERE due_at IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM pgworkd.jobs WHERE kind LIKE '%.alert.%')"""
 ALL_DEAD = "SELECT count(*) = $2 FROM pgworkd.jobs WHERE status = 'dead' AND queue = ANY ($1)"
 
 
-async def test_each_cause_of_death_is_one_group_and_one_alert(dsn: str, db: asyncpg.Connection[Any]) -> None:
+async def test_each_cause_of_death_is_one_group_and_each_death_is_told(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two daemons work; one of them is killed again and again, a third one does the rest."""
+    monkeypatch.setattr(signals, "DEATHS_S", 0.2)
     await db.execute(SENT)
     await db.execute("INSERT INTO pgworkd.queues (name, max_losses) SELECT unnest($1::text[]), 100", QUEUES)
     await db.execute(
@@ -51,7 +57,7 @@ async def test_each_cause_of_death_is_one_group_and_one_alert(dsn: str, db: asyn
     async with running(app, dsn, **LEASE), Admin(ConnectionOptions(dsn, by="ann@desk")) as ann:
         await until(lambda: db.fetchval(ALL_DEAD, QUEUES, JOBS), 60)
         await until(lambda: db.fetchval("SELECT count(*) = 0 FROM pgworkd.deaths WHERE group_id IS NULL"))
-        await until(lambda: db.fetchval("SELECT count(*) = 0 FROM pgworkd.jobs WHERE kind LIKE '%.alert.%'"))
+        await until(lambda: db.fetchval(UNTOLD))
 
         groups = (await ann.dead.find(limit=100)).rows
         assert len(groups) == 12, {group.error for group in groups}
@@ -59,11 +65,12 @@ async def test_each_cause_of_death_is_one_group_and_one_alert(dsn: str, db: asyn
         assert sum(group.dead for group in groups) == JOBS
         assert all(group.new for group in groups)
 
-        # One job for each group, whoever was killed when; each was sent, at least once.
-        made = await db.fetch("SELECT payload, result FROM pgworkd.finished_jobs WHERE kind = 'pgworkd.alert.default'")
-        assert sorted(json.loads(row["payload"])["group"] for row in made) == sorted(g.group or 0 for g in groups)
-        assert all(json.loads(row["result"])["sent"] for row in made)
-        assert {row[0] for row in await db.fetch("SELECT DISTINCT job_group FROM sent")} == {g.group for g in groups}
+        # Each group was told of as new, in a few messages, whoever was killed when. Each was sent, at least once.
+        made = await db.fetch("SELECT result FROM pgworkd.finished_jobs WHERE kind = 'pgworkd.alert.default'")
+        results = [json.loads(row["result"]) for row in made]
+        assert sum(result.get("deaths", 0) for result in results) == JOBS, "each once"
+        told = {row[0] for row in await db.fetch("SELECT DISTINCT job_group FROM sent WHERE reason = 'new'")}
+        assert told == {group.group for group in groups}
 
         # The first cause is known, and being worked on: quiet.
         assert await ann.dead.mute(groups[0].group or 0, for_s=7200)

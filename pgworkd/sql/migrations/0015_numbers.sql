@@ -12,13 +12,38 @@ BEGIN
         ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0;
     -- It returns more columns.
     DROP FUNCTION IF EXISTS throughput(timestamptz, timestamptz, int, text, text);
+    -- What alerts have told until now is told; a job that waits tells of its own group.
+    DROP FUNCTION IF EXISTS error_group(text, text), make_alert(alert_rules, bigint, boolean);
+    ALTER TABLE IF EXISTS deaths ADD COLUMN IF NOT EXISTS place text NOT NULL DEFAULT '';
+    ALTER TABLE IF EXISTS error_groups ADD COLUMN IF NOT EXISTS place text NOT NULL DEFAULT '';
+    IF to_regclass('pgworkd.alerts') IS NOT NULL THEN
+        ALTER TABLE alert_rules
+            ADD COLUMN IF NOT EXISTS bundle_s integer NOT NULL DEFAULT 300
+                CONSTRAINT bundle_s_must_be_0_to_a_day CHECK (bundle_s BETWEEN 0 AND 86400),
+            ADD COLUMN IF NOT EXISTS job_id uuid, ADD COLUMN IF NOT EXISTS job_at timestamptz;
+        ALTER TABLE alerts
+            ADD COLUMN IF NOT EXISTS told bigint NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS many_at timestamptz,
+            ADD COLUMN IF NOT EXISTS due_at timestamptz, ADD COLUMN IF NOT EXISTS reason text,
+            ALTER COLUMN at DROP NOT NULL;
+        UPDATE alerts a SET told = g.deaths FROM error_groups g WHERE g.id = a.group_id;
+        UPDATE alerts a
+        SET told = 0, at = NULL, due_at = a.at, reason = coalesce(j.payload ->> 'reason', 'more')
+        FROM jobs j
+        WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
+        ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
+    END IF;
     -- Functions that are new get the rights of others: see 99_finish.sql.
     PERFORM set_config('pgworkd.functions_before', (
         SELECT (jsonb_agg(f) || coalesce((
             SELECT jsonb_agg(o.value || jsonb_build_object('name', l.name))
             FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) o
             JOIN (VALUES ('append_minutes', 'finer_counts'),
-                         ('append_minutes', 'usual_runs'), ('archive', 'count_ended'))
+                         ('append_minutes', 'usual_runs'), ('archive', 'count_ended'),
+                         ('error_group', 'error_place'), ('count_deaths', 'note_alert'),
+                         ('count_deaths', 'due_rules'), ('count_deaths', 'make_alerts'),
+                         ('count_deaths', 'told'), ('count_deaths', 'is_since'),
+                         ('count_deaths', 'is_later'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
 END $migration$;
