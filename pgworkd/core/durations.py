@@ -31,9 +31,8 @@ def seconds_of(text: str) -> float | None:
 
 
 def spelled(duration_s: float) -> str:
-    """A length of time for people, rounded to one unit: 40 s, 5 min, 2 h, 3 days."""
-    for unit_s, name in ((86_400, "day"), (3600, "h"), (60, "min")):
-        if duration_s >= 1.5 * unit_s or (name != "day" and duration_s >= 0.99 * unit_s):
-            number = round(duration_s / unit_s)
-            return f"{number:,} {name}" + ("s" if name == "day" and number > 1 else "")
-    return f"{max(1, round(duration_s))} s"
+    """A length of time for people, rounded, in the largest unit of which there are two: 90 s, 5 min, 2 h, 3 days."""
+    for unit_s, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if duration_s >= 2 * unit_s:
+            return f"{duration_s / unit_s:,.0f} {name}"
+    return f"{max(1.0, duration_s):.0f} s"

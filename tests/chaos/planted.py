@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.chaos.bug import Bug, python, sql
 from tests.chaos.planted_addresses import BUGS as ADDRESSES
+from tests.chaos.planted_alerts import BUGS as ALERTS
 from tests.chaos.planted_blocked import BUGS as BLOCKED
 from tests.chaos.planted_callers import BUGS as CALLERS
 from tests.chaos.planted_claims import BUGS as CLAIMS
@@ -48,6 +49,7 @@ _OF_THE_WORKER = (
 _OF_COMPLETED = "        -- what follows reads"
 BUGS = (
     *ADDRESSES,
+    *ALERTS,
     *SIZES,
     *WINDOW,
     *BLOCKED,

@@ -34,18 +34,6 @@ BUGS = (
         tests=f"{_DEATHS} {_ALERTS}",
     ),
     sql(
-        "an alert ignores its cool-down",
-        "AND a.at > v_now - make_interval(secs => p_rule.cooldown_s) AND a.at <= v_now) THEN",
-        "AND false) THEN",
-        tests=_ALERTS,
-    ),
-    sql(
-        "alerts stop after a step back of the clock",
-        "AND a.at > v_now - make_interval(secs => p_rule.cooldown_s) AND a.at <= v_now) THEN",
-        "AND a.at > v_now - make_interval(secs => p_rule.cooldown_s)) THEN",
-        tests=_ALERTS,
-    ),
-    sql(
         "a muted group makes alerts",
         "AND coalesce(v_group.muted_until <= clock(), true);",
         "AND true;",
@@ -55,12 +43,6 @@ BUGS = (
         "the death of an alert makes an alert",
         "AND (r.queue <> v_group.queue OR r.kind <> v_group.kind)",
         "AND true",
-        tests=_ALERTS,
-    ),
-    sql(
-        "every group is new",
-        "PERFORM make_alert(r, v_group.id, v_group.is_new)",
-        "PERFORM make_alert(r, v_group.id, true)",
         tests=_ALERTS,
     ),
     sql(

@@ -269,6 +269,19 @@ async def test_a_digest_is_as_many_lines_as_there_are_findings(db: asyncpg.Conne
     assert "\x1b" not in text
 
 
+async def test_a_digest_counts_all_groups_that_are_new(db: asyncpg.Connection[Any]) -> None:
+    """Also those that are not among the first 100, which are listed."""
+    await db.execute(
+        """INSERT INTO pgworkd.jobs (queue, status, failures, failed_at, error)
+           SELECT 'q', 'dead', 1, now(), 'cause ' || translate((n % 150)::text, '0123456789', 'ghijklmnop')
+           FROM generate_series(1, 300) n"""
+    )
+    digest = await summary(db.fetch, lambda now: now - timedelta(days=1))
+    assert len(digest.dead.rows) == 100
+    assert digest.subject.endswith(": 300 dead jobs in 150 groups of errors, 150 of them new")
+    assert "\n  ... and 50 groups more: pgworkd dead\n" in digest.text()
+
+
 async def test_a_digest_without_findings_says_so(dsn: str, db: asyncpg.Connection[Any]) -> None:
     sent: list[Digest] = []
     app = App()
