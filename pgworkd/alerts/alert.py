@@ -86,7 +86,7 @@ class Alert:
     """All that a rule has to tell, as of `at`: of one group of errors, or of many."""
 
     id: UUID
-    """The same in each attempt to send the same: a receiver can drop the second."""
+    """A second attempt to send this alert has the same one, so that a receiver can drop it."""
     rule: str
     origin: MessageOrigin
     at: datetime

@@ -64,12 +64,12 @@ class Digest:
     """A summary. `since`: when the one before was due; a group of errors, or a run, is new after that."""
 
     id: UUID
-    """Of the job that sends it."""
+    """Id of the job that sends the digest."""
     origin: MessageOrigin
     at: datetime
     since: datetime
     timezone: str
-    """Of the times in its text."""
+    """Time zone of the times in the text."""
     dead: DeadGroups
     """All dead jobs there are, by group of errors: new groups first; the first GROUPS_MAX."""
     slow: Sequence[SlowKind]

@@ -45,7 +45,7 @@ class MessageOrigin:
 
     @property
     def line(self) -> str:
-        """All of it."""
+        """Database, environment and server in one line."""
         known = {"environment": self.environment, "server": self.server}
         return ", ".join([self.database, *(f"{name} {value}" for name, value in known.items() if value)])
 

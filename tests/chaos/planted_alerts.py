@@ -189,6 +189,12 @@ BUGS = (
         tests=_GROUPS,
     ),
     sql(
+        "deaths have no place",
+        "left(error_message(j), 1000), error_place(j.errors -> -1)",
+        "left(error_message(j), 1000), ''",
+        tests=_SENT,
+    ),
+    sql(
         "a place is in a library",
         "site-packages|dist-packages|",
         "dist-packages|",

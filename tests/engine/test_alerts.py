@@ -65,6 +65,31 @@ async def test_an_alert_says_what_died_and_what_to_do(dsn: str, db: asyncpg.Conn
     assert f"pgworkd mute {error.group} --until 2h" in text
 
 
+async def test_two_bugs_that_say_the_same_are_two_groups(dsn: str, db: asyncpg.Connection[Any]) -> None:
+    app, sent = App(), []
+
+    def first() -> None:
+        raise ValueError("out of range")
+
+    def second() -> None:
+        raise ValueError("out of range")
+
+    @app.handler("mail", max_attempts=1)
+    async def mail(payload: dict[str, int]) -> None:
+        (second if payload["n"] % 2 else first)()
+
+    app.alert(to=sent.append, bundle_s=0)
+    async with running(app, dsn):
+        for n in range(4):
+            await insert(db, "mail", json.dumps({"n": n}))
+        await until(lambda: db.fetchval("SELECT sum(deaths) = 4 FROM pgworkd.error_groups"))
+    rows = await db.fetch("SELECT place, deaths, pattern FROM pgworkd.error_groups ORDER BY place")
+    assert [tuple(row) for row in rows] == [
+        ("test_alerts.py, first", 2, "ValueError: out of range"),
+        ("test_alerts.py, second", 2, "ValueError: out of range"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("meanwhile", "why"),
     [
