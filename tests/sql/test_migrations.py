@@ -236,3 +236,23 @@ async def test_an_upgrade_keeps_the_groups_of_errors(old: Db, empty_dsn: str) ->
 def test_the_contract_shows_the_tables_as_they_are() -> None:
     text = (ROOT / "schema.sql").read_text(encoding="utf-8")
     assert not re.findall(r"ADD COLUMN|DROP (?:FUNCTION|INDEX|VIEW|COLUMN)|ALTER TABLE", text)
+
+
+async def test_what_was_told_before_an_upgrade_stays_told_and_what_waits_is_told_after_it(empty_dsn: str) -> None:
+    old = await asyncpg.connect(empty_dsn)
+    await old.execute(schema_of(14))
+    await old.execute(
+        """INSERT INTO pgworkd.alert_rules (name, queue, kind) VALUES ('a', 'alerts', 'pgworkd.alert.a');
+           INSERT INTO pgworkd.jobs (queue, status, attempts, failures, failed_at, error)
+           SELECT 'q', 'dead', 1, 1, now(), 'cause ' || (ARRAY['x', 'y', 'y'])[n] FROM generate_series(1, 3) n;
+           SELECT pgworkd.note_deaths(ARRAY(SELECT id FROM pgworkd.jobs)), pgworkd.count_deaths();
+           DELETE FROM pgworkd.jobs WHERE queue = 'alerts' AND (payload ->> 'group')::bigint
+               = (SELECT id FROM pgworkd.error_groups WHERE pattern = 'cause y')"""
+    )
+    await schema.migrate(ConnectionOptions(empty_dsn))
+    rows = await old.fetch(
+        """SELECT g.pattern, a.told, a.due_at <= now() AS due, a.reason FROM pgworkd.alerts a
+           JOIN pgworkd.error_groups g ON g.id = a.group_id ORDER BY 1"""
+    )
+    assert [tuple(row) for row in rows] == [("cause x", 0, True, "new"), ("cause y", 2, None, None)]
+    old.terminate()
