@@ -42,7 +42,7 @@ _DUE = """SELECT a.group_id, g.id IS NOT NULL, coalesce(g.deaths, a.told), a.tol
     WHERE a.rule = $1::text AND a.due_at IS NOT NULL AND EXISTS (
         SELECT FROM pgworkd.alerts o
         WHERE o.rule = $1::text AND o.due_at IS NOT NULL AND NOT pgworkd.is_later(o.due_at, $2::int))
-    ORDER BY a.due_at, a.group_id LIMIT $3::int""".replace("DEAD", _DEAD)
+    ORDER BY a.due_at, a.group_id LIMIT $3::int""".replace("DEAD", _DEAD)  # nosec B608 # ours, of constants
 _GROUPS = """SELECT g.id, g.queue, g.kind, g.error_type, g.pattern, g.place, extract(epoch FROM g.first_at)::float8,
         extract(epoch FROM g.last_at)::float8, s.dead, s.sample, s.error
     FROM unnest($1::bigint[]) WITH ORDINALITY AS u (id, place) JOIN pgworkd.error_groups g ON g.id = u.id
@@ -50,7 +50,7 @@ _GROUPS = """SELECT g.id, g.queue, g.kind, g.error_type, g.pattern, g.place, ext
         SELECT count(*)::int AS dead, (array_agg(x.job_id ORDER BY x.at DESC))[1] AS sample,
                (array_agg(x.error ORDER BY x.at DESC))[1] AS error
         FROM (SELECT d.job_id, d.at, d.error DEAD WHERE d.group_id = g.id ORDER BY d.at DESC LIMIT $2::int) x) s
-    WHERE s.dead > 0 ORDER BY u.place""".replace("DEAD", _DEAD)
+    WHERE s.dead > 0 ORDER BY u.place""".replace("DEAD", _DEAD)  # nosec B608 # ours, of constants
 _TOLD = "SELECT pgworkd.told($1::text, $2::bigint[], $3::bigint[])"
 
 
