@@ -53,8 +53,8 @@ BEGIN
         -- names that belong to the code: their quotes go
         ARRAY['\m(KeyError|attribute|argument|arguments|column|constraint|relation|table|index|'
               'module named|import name|NameError: name|parameter|function|type)(:? )'
-              '(["''])([a-z_][\w.$]{0,62})\3', '\1\2\4'],
-        ARRAY['(["''])([a-z_][\w.$]{0,62})\1( object (?:has|is)\M)', '\2\3'],
+              '["'']([a-z_][\w.$]{0,62})["'']', '\1\2\3'],
+        ARRAY['["'']([a-z_][\w.$]{0,62})["'']( object (?:has|is)\M)', '\1\2'],
         -- numbers that say which error it is: a mark before them keeps them
         ARRAY['(?c)''?\m([45]\d\d)((?: [A-Z][A-Za-z]+)+)''?', E'\x01\\1\\2'],
         ARRAY['\m([45]\d\d)(?=, message=)', E'\x01\\1'],
@@ -92,18 +92,16 @@ END $$;
 CREATE OR REPLACE FUNCTION error_place(p_error jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    v_frames text[] := ARRAY(
-        SELECT f.m[1] || E'\n' || f.m[2]
-        FROM regexp_matches(left(p_error ->> 'traceback', 20000),
-                            '^  File "([^"\n]+)", line \d+, in ([^\n]+)$', 'gn')
-            WITH ORDINALITY AS f (m, place) ORDER BY f.place DESC);
-    v_frame  text;
+    v_frame text := (
+        SELECT l.line FROM unnest(string_to_array(left(p_error ->> 'traceback', 20000), E'\n'))
+            WITH ORDINALITY AS l (line, place)
+        WHERE l.line LIKE '  File "%", line %, in %'
+        ORDER BY l.line LIKE '  File "<%'
+              OR l.line ~ '[/\\](site-packages|dist-packages|python\d[.\d]*)[/\\]', l.place DESC
+        LIMIT 1);
 BEGIN
-    v_frame := coalesce((SELECT u.frame FROM unnest(v_frames) WITH ORDINALITY AS u (frame, place)
-                         WHERE u.frame
-                             !~ '^<|[/\\](site-packages|dist-packages|python\d[.\d]*)[/\\]'
-                         ORDER BY u.place LIMIT 1), v_frames[1], '');
-    RETURN left(replace(regexp_replace(v_frame, '^[^\n]*[/\\]', ''), E'\n', ', '), 200);
+    RETURN coalesce(left(regexp_replace(split_part(v_frame, '"', 2), '^.*[/\\]', '')
+                         || ', ' || substring(v_frame FROM ', in (.*)$'), 200), '');
 END $$;
 
 -- The same for errors that differ only in what error_pattern() leaves out. p_place: error_place().

@@ -102,7 +102,7 @@ CREATE OR REPLACE FUNCTION due_rules() RETURNS text[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(
         SELECT r.name::text FROM alert_rules r
         WHERE NOT is_since(r.job_at, clock(), r.bundle_s)
-          AND EXISTS (SELECT FROM alerts a WHERE a.rule = r.name
+          AND EXISTS (SELECT FROM alerts a WHERE a.rule = r.name AND a.due_at IS NOT NULL
                         AND NOT is_later(a.due_at, r.cooldown_s))
           AND NOT EXISTS (SELECT FROM jobs j WHERE j.id = r.job_id
                             AND j.status IN ('pending', 'running', 'failed', 'blocked'))
