@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pgworkd.errors import UsageError
 from pgworkd.process.redaction import hide_secret
+from pgworkd.settings.file import SECRET_PREFIX
 
-PREFIX = "PGWORKD_SECRET_"
 ENCODED = "whsec_"
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 """The variable in which systemd names the directory of a service's credentials: see systemd.exec(5), LoadCredential."""
@@ -42,7 +42,7 @@ def read(name: str, directory: Path | None = None, environ: Mapping[str, str] = 
     The environment comes first, then `directory` (None: that of systemd's credentials). Whatever is found is redacted
     from then on, wherever this process writes it.
     """
-    variable = PREFIX + check_name(name).upper().replace("-", "_")
+    variable = SECRET_PREFIX + check_name(name).upper().replace("-", "_")
     if text := environ.get(variable, ""):
         return _decoded(text, f"{variable} in the environment")
     if directory is None and (credentials := environ.get(CREDENTIALS)):

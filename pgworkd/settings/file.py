@@ -15,6 +15,8 @@ from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
 
 PREFIX = "PGWORKD_"
+SECRET_PREFIX = f"{PREFIX}SECRET_"
+"""Before the name of a secret that signs pushed jobs. Any name may follow, also one like that of a setting."""
 FILE_DEFAULT = "pgworkd.toml"
 FILE_BYTES_MAX = 1024 * 1024
 CONCURRENCY_MAX = 10_000
@@ -71,11 +73,11 @@ def unknown_names(given: Collection[str], known: Collection[str], origin: str) -
 def misspelt_environment(known: Collection[str]) -> list[str]:
     """An error for each variable PGWORKD_... whose name is close to a setting's.
 
-    Others are ignored: service managers and Kubernetes set variables with that prefix.
+    Others are ignored: service managers and Kubernetes set variables with that prefix, and each secret has its own.
     """
     names = [name for name, value in os.environ.items() if value and name.upper().startswith(PREFIX)]
     found = []
-    for name in names:
+    for name in (each for each in names if not each.startswith(SECRET_PREFIX)):
         field = name[len(PREFIX) :].lower()
         if field not in known and field != "config" and (hint := _meant(field, known, 0.8, PREFIX)):
             found.append(f"environment: unknown variable {name}{hint}")

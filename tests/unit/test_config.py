@@ -181,6 +181,14 @@ def test_a_misspelled_variable_is_an_error(monkeypatch, name, meant):
         assert refused() == f"environment: unknown variable {name}, did you mean {meant}?"
 
 
+@pytest.mark.parametrize("meant", sorted(Settings.model_fields))
+def test_a_secret_may_have_any_name(monkeypatch, meant):
+    """Names that are, or look like, the end of a setting's name: a secret `dir` is PGWORKD_SECRET_DIR."""
+    for end in {meant, *meant.split("_"), *(meant[:cut] for cut in range(1, len(meant))), "db", "ds", "hr"}:
+        monkeypatch.setenv(f"PGWORKD_SECRET_{end.upper()}", "whsec_5WbX5kEWLlfzsGNjH64I8lOOqUB6e8FH")
+    assert load().model_dump() == Settings().model_dump()
+
+
 def test_unrelated_environment_variables_are_ignored(monkeypatch):
     for name in ("PGWORKD_SERVICE_HOST", "PGWORKD_PORT", "PGWORKD_PORT_5432_TCP_ADDR", "PGWORKD_TEST_DSN"):
         monkeypatch.setenv(name, "tcp://10.0.0.1:80")
