@@ -73,7 +73,7 @@ def bench(
     if clean:
         anyio.run(_clean, options, settings)
         return 0
-    what = f"write {counted(jobs, 'job')} of {payload_bytes:,} bytes to {settings.dsn_redacted}"
+    what = f"write {counted(jobs, 'job')} of {payload_bytes:,} bytes to {settings.database}"
     if jobs > CONFIRM_ABOVE:
         confirm(what, yes=yes)
     note(f"will {what}, in the queue {options.queue}, and remove them at the end; Ctrl-C ends it and does so at once")

@@ -175,7 +175,7 @@ def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
     hints = [hint for sign, hint in _HINTS.items() if sign in text.lower()]
     if isinstance(error, DatabaseUnavailable) or (hints and isinstance(error, DatabaseError)):
         kind = OutcomeUnknown if isinstance(error, OutcomeUnknown) else DatabaseUnavailable
-        return kind(f"{text}; tried {settings.dsn_redacted}" + (f": {hints[0]}" if hints else ""))
+        return kind(f"{text}; tried {settings.database}" + (f": {hints[0]}" if hints else ""))
     return error
 
 

@@ -41,7 +41,7 @@ def doctor(*, json: Json = False, dsn: Dsn = None) -> int:
 
 def _examine(dsn: str | None) -> list[Finding]:
     settings = settings_of(dsn)
-    address = settings.dsn_redacted
+    address = settings.database
     weak = weakness(conninfo(settings.dsn_required()))
     findings = [] if weak is None else [Finding("warn", "tls", *weak.split(": ", 1))]
 

@@ -109,7 +109,7 @@ def adopt(*, yes: Yes = False, dsn: Dsn = None) -> None:
     before = "nobody yet" if origin is None else str(origin)
     work = f"{counted(live.depth, 'job')} due, {live.scheduled} later, {live.running} running when it was copied"
     confirm(
-        f"run the jobs of {settings.dsn_redacted} for {to}, which belong to {before}: {work}, "
+        f"run the jobs of {settings.database} for {to}, which belong to {before}: {work}, "
         f"{counted(schedules, 'schedule')}",
         yes=yes,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -38,8 +39,10 @@ from pgworkd.settings.conninfo import conninfo
 from pgworkd.settings.conninfo import notes as without_effect
 from pgworkd.settings.faults import contradictions, is_duration, lines
 from pgworkd.settings.file import (
+    DATABASE_URL,
     NAME_CHARS_MAX,
     PREFIX,
+    database_url,
     misspelt_environment,
     parse_queues,
     quoted,
@@ -49,7 +52,15 @@ from pgworkd.settings.file import (
 from pgworkd.settings.tls import weakness
 
 _APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_ENVIRONMENT = re.compile(r"[\w.-]{1,200}")
+_ENVIRONMENT = re.compile(r"[\w.-]{1,200}")  # it is stored, and an address may hold a password
+_TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
+    "app": (_APP.fullmatch, "module:attribute, for example notes.jobs:app"),
+    "environment": (_ENVIRONMENT.fullmatch, "a word, such as production: letters, digits, _ . and -, at most 200"),
+    "smtp_from": (is_mail_address, "a mail address, for example jobs@example.com"),
+    "http_hosts": (is_host, "names of hosts without ports, or *"),
+    "http_proxies": (is_network, "addresses or networks, such as 10.0.0.0/8"),
+}
+"""What the text of a setting, or each text of a list, must be."""
 HTTP_PARTS = frozenset({"api", "workers"})
 """What a gateway may serve: see the setting http_with."""
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -211,18 +222,12 @@ class Settings(BaseSettings):
             hide(value.get_secret_value())
         return value
 
-    @field_validator("smtp_from")
+    @field_validator("app", "environment", "smtp_from")
     @classmethod
-    def _check_smtp_from(cls, value: str | None) -> str | None:
-        if value is not None and not is_mail_address(value):
-            raise ValueError("must be a mail address, for example jobs@example.com")
-        return value
-
-    @field_validator("app")
-    @classmethod
-    def _check_app(cls, value: str | None) -> str | None:
-        if value is not None and not _APP.fullmatch(value):
-            raise ValueError("must be module:attribute, for example notes.jobs:app")
+    def _check_text(cls, value: str | None, info: ValidationInfo) -> str | None:
+        fits, what = _TEXTS[info.field_name or ""]
+        if value is not None and not fits(value):
+            raise ValueError(f"must be {what}")
         return value
 
     @field_validator("queues", mode="before")
@@ -249,25 +254,12 @@ class Settings(BaseSettings):
             raise ValueError(f"must be one or more of {', '.join(sorted(HTTP_PARTS))}, separated by commas")
         return value
 
-    @field_validator("http_hosts")
+    @field_validator("http_hosts", "http_proxies")
     @classmethod
-    def _check_http_hosts(cls, value: str) -> str:
-        if wrong := [each for each in listed(value) if not is_host(each)]:
-            raise ValueError(f"must be names of hosts without ports, or *; {quoted(wrong[0])} is none")
-        return value
-
-    @field_validator("http_proxies")
-    @classmethod
-    def _check_http_proxies(cls, value: str) -> str:
-        if wrong := [each for each in listed(value) if not is_network(each)]:
-            raise ValueError(f"must be addresses or networks, such as 10.0.0.0/8; {quoted(wrong[0])} is none")
-        return value
-
-    @field_validator("environment")
-    @classmethod
-    def _check_environment(cls, value: str | None) -> str | None:
-        if value is not None and not _ENVIRONMENT.fullmatch(value):  # it is stored, and an address may hold a password
-            raise ValueError("must be a word, such as production: letters, digits, _ . and -, at most 200")
+    def _check_listed(cls, value: str, info: ValidationInfo) -> str:
+        fits, what = _TEXTS[info.field_name or ""]
+        if wrong := [each for each in listed(value) if not fits(each)]:
+            raise ValueError(f"must be {what}; {quoted(wrong[0])} is none")
         return value
 
     @field_validator("worker_name")
@@ -287,6 +279,11 @@ class Settings(BaseSettings):
     def dsn_redacted(self) -> str | None:
         """The DSN with passwords and other secrets replaced by ***."""
         return None if self.dsn is None else redacted(self.dsn.get_secret_value())
+
+    @property
+    def database(self) -> str:
+        """The database for messages: its address without secrets, and what gave it."""
+        return f"{self.dsn_redacted} ({self.origin('dsn')})"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -322,6 +319,8 @@ def load(**overrides: object) -> Settings:
     origins = dict.fromkeys(table, path)
     origins |= {name: f"environment {PREFIX}{name.upper()}" for name in environment}
     origins |= dict.fromkeys(flags, "flag")
+    if not {"dsn", "remote"} & origins.keys() and (url := database_url()):
+        environment["dsn"], origins["dsn"] = url, f"environment {DATABASE_URL}"
     known = list(Settings.model_fields)
     problems = unknown_names(table, known, path) + unknown_names(flags, known, "flag")
     problems += misspelt_environment(known)

@@ -17,6 +17,8 @@ from pgworkd.errors import UsageError
 PREFIX = "PGWORKD_"
 SECRET_PREFIX = f"{PREFIX}SECRET_"
 """Before the name of a secret that signs pushed jobs. Any name may follow, also one like that of a setting."""
+DATABASE_URL = "DATABASE_URL"
+"""The variable of many platforms and frameworks that has the address of an application's database."""
 FILE_DEFAULT = "pgworkd.toml"
 FILE_BYTES_MAX = 1024 * 1024
 CONCURRENCY_MAX = 10_000
@@ -82,6 +84,13 @@ def misspelt_environment(known: Collection[str]) -> list[str]:
         if field not in known and field != "config" and (hint := _meant(field, known, 0.8, PREFIX)):
             found.append(f"environment: unknown variable {name}{hint}")
     return found
+
+
+def database_url() -> str | None:
+    """What DATABASE_URL says, if that is an address of Postgres: it may be one of another database."""
+    value = os.environ.get(DATABASE_URL, "").strip()
+    scheme = value.lstrip("'\"").partition("://")[0]
+    return value if scheme.partition("+")[0] in ("postgresql", "postgres") else None
 
 
 def parse_queues(value: object) -> dict[str, int | None]:

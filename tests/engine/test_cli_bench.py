@@ -219,7 +219,7 @@ def test_a_held_transaction_is_named(shell: Shell, bench: Any) -> None:
         ),
         (
             ("--jobs", "100001", "--dsn", "postgresql://h/d"),
-            "write 100,001 jobs of 200 bytes to postgresql://h/d: add --yes",
+            "write 100,001 jobs of 200 bytes to postgresql://h/d (flag): add --yes",
         ),
     ],
 )

@@ -36,9 +36,9 @@ def invoke(args: Sequence[str], **options: Any) -> Result:
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No outside settings: an empty working directory and no PGWORKD_ variables."""
+    """No outside settings: an empty working directory and no PGWORKD_ variables, nor DATABASE_URL."""
     for name in list(os.environ):
-        if name.upper().startswith("PGWORKD_"):
+        if name.upper().startswith(("PGWORKD_", "DATABASE_URL")):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 

@@ -67,6 +67,33 @@ def test_flags_over_environment_over_file_over_defaults(monkeypatch):
     assert list(shown) == list(Settings.model_fields)
 
 
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
+def test_the_address_of_an_application_is_taken_where_nothing_else_names_a_database(monkeypatch, scheme):
+    """DATABASE_URL comes last: a flag, our own variable, the file and a gateway to work through name another."""
+    url = f"{scheme}://app:{CANARY}@db.example/shop"
+    monkeypatch.setenv("DATABASE_URL", url)
+    assert load().dsn_required() == url
+    assert load().database == f"{scheme}://app:***@db.example/shop (environment DATABASE_URL)"
+    assert ("dsn", f"{scheme}://app:***@db.example/shop", "environment DATABASE_URL") in describe(load())
+    monkeypatch.setenv("PGHOST", "elsewhere")  # completes a DSN, and is none
+    assert load().dsn_required() == url
+    assert load(dsn="postgresql://h/flag").database == "postgresql://h/flag (flag)"
+    assert load(remote="https://jobs.example.com").dsn is None
+    write("dsn = 'postgresql://h/file'")
+    assert load().database == "postgresql://h/file (pgworkd.toml)"
+    monkeypatch.setenv("PGWORKD_DSN", "postgresql://h/own")
+    assert load().database == "postgresql://h/own (environment PGWORKD_DSN)"
+
+
+def test_an_address_of_an_application_that_is_none_of_postgres_is_no_ones_fault(monkeypatch):
+    for url in ("mysql://u@h/d", "sqlite:///x.db", "", "x"):
+        monkeypatch.setenv("DATABASE_URL", url)
+        assert load().dsn is None
+    for url in ("postgres://h/d?schema=public", "'postgres://h/d'", "postgres://u:a@b@h/d"):
+        monkeypatch.setenv("DATABASE_URL", url)
+        assert refused().startswith("dsn (environment DATABASE_URL): ")
+
+
 def test_settings_constructed_directly_ignore_files_and_environment(monkeypatch):
     monkeypatch.setenv("PGWORKD_POLL_S", "3")
     write("keep_days = 2")
