@@ -95,12 +95,12 @@ class Admin:
 
     async def verify(self) -> None:
         """Raises SchemaError, with the remedy, unless the database has exactly the schema of this version."""
-        found = await schema.installed_version(self._connection)
-        if found is None:
-            raise SchemaError("this database has no pgworkd schema: run pgworkd migrate")
-        if found != schema.VERSION:
-            remedy = "run pgworkd migrate" if found < schema.VERSION else "upgrade pgworkd on this host"
-            raise SchemaError(f"the schema is at version {found}, this program needs {schema.VERSION}: {remedy}")
+        if (fault := schema.version_fault(await schema.installed_version(self._connection))) is not None:
+            raise SchemaError(fault)
+
+    async def pending_migration(self) -> str | None:
+        """Why `pgworkd migrate` is needed, or another pgworkd; None if the schema is up to date. Changes nothing."""
+        return await schema.pending(self._connection)
 
     async def origin(self, environment: str | None) -> Origin | None:
         """Where the jobs of this database are to run, for `environment`; None before its first worker has started."""

@@ -13,6 +13,7 @@ from pgworkd.cli.common import (
     PROCESS_OPTIONS,
     Dsn,
     MetricsListen,
+    ask_any,
     check_command,
     duration,
     hinted,
@@ -68,14 +69,23 @@ def migrate(
     *,
     only_print: Annotated[bool, typer.Option("--print", help="Print the schema's SQL and change nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run the script even if the schema is current.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit code 0 if the schema is up to date, else 1.")
+    ] = False,
     dsn: Dsn = None,
-) -> None:
+) -> int:
     """Install the schema, or upgrade it to this version; changes and locks nothing if it is current."""
     from pgworkd.database import schema
 
+    if only_print + force + check > 1:
+        raise UsageError("--print, --force and --check exclude each other: give one of them")
     if only_print:
         out(schema.script().rstrip("\n"))
-        return
+        return 0
+    if check:
+        fault = ask_any(dsn, lambda admin: admin.pending_migration(), verify=False)
+        out(fault or f"the schema is up to date: version {schema.VERSION}")
+        return 0 if fault is None else 1
     from functools import partial
 
     import anyio
@@ -88,6 +98,7 @@ def migrate(
     except (DatabaseUnavailable, DatabaseError) as error:
         raise hinted(error, settings) from None
     out(f"schema version: {'none' if before is None else before} before, {after} now")
+    return 0
 
 
 def grants(

@@ -111,11 +111,32 @@ async def verify(options: ConnectionOptions) -> None:
         found = await installed_version(connection)
     finally:
         await connection.close()
+    if (fault := version_fault(found)) is not None:
+        raise (SchemaAwaited if found is None or found < VERSION else SchemaError)(fault)
+
+
+def version_fault(found: int | None) -> str | None:
+    """What is wrong with a schema of this version (None: there is none), and the remedy; None if it is ours."""
     if found is None:
-        raise SchemaAwaited("this database has no pgworkd schema: run pgworkd migrate")
+        return "this database has no pgworkd schema: run pgworkd migrate"
     if found < VERSION:
-        raise SchemaAwaited(f"the schema is at version {found}, this program needs {VERSION}: run pgworkd migrate")
-    _refuse_newer(found)
+        return f"the schema is at version {found}, this program needs {VERSION}: run pgworkd migrate"
+    if found > VERSION:
+        return f"the schema is at version {found}, newer than this program ({VERSION}): upgrade pgworkd on this host"
+    return None
+
+
+async def pending(connection: Connection) -> str | None:
+    """What keeps the schema from being up to date, and the remedy; None if `migrate` has nothing to do. Only reads.
+
+    Where it was not `migrate` that ran the script, the version alone tells.
+    """
+    found = await installed_version(connection)
+    mark = await _last_run(connection) if found == VERSION else None
+    if mark is not None and mark != await _mark(connection, text()):
+        another = "by another build of pgworkd, or for another version of Postgres"
+        return f"the schema is at version {found}, but was installed {another}: run pgworkd migrate"
+    return version_fault(found)
 
 
 async def migrate(
@@ -139,8 +160,8 @@ async def migrate(
             raise DatabaseUnavailable("this server only reads (a standby?): connect to the primary")
         await _refuse_encoding(connection)
         before = await installed_version(connection)
-        if before is not None:
-            _refuse_newer(before)
+        if before is not None and before > VERSION:
+            raise SchemaError(str(version_fault(before)))
         script = text()
         mark = await _mark(connection, script)
         if before == VERSION and not force and await _last_run(connection) == mark:
@@ -216,11 +237,4 @@ async def _refuse_encoding(connection: Connection) -> None:
         raise SchemaError(
             f"the database {database!r} has the encoding {encoding}, pgworkd needs UTF8: make one with CREATE DATABASE "
             "... ENCODING 'UTF8' TEMPLATE template0, and name it in the dsn (PGWORKD_DSN)"
-        )
-
-
-def _refuse_newer(found: int) -> None:
-    if found > VERSION:
-        raise SchemaError(
-            f"the schema is at version {found}, newer than this program ({VERSION}): upgrade pgworkd on this host"
         )

@@ -6,11 +6,14 @@ import json
 
 import pytest
 import typer.main
+from anyio.to_thread import run_sync
 from click.testing import CliRunner
 
 from pgworkd.cli.app import app, called
 from pgworkd.database import schema
 from tests.kits.cli import COMMAND, NOBODY, UUID_LINE, Shell, clean, run_bare, shell
+from tests.kits.schema import granted
+from tests.kits.verbs import Db
 
 __all__ = ["clean", "shell"]  # fixtures
 
@@ -81,6 +84,35 @@ def test_migrate_prints_both_versions_and_is_idempotent(shell: Shell, empty_dsn:
     assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: none {told}"
     assert shell("migrate", "--dsn", empty_dsn).stdout == f"schema version: {schema.VERSION} {told}"
     assert run_bare("migrate", "--print").stdout == schema.script()
+
+
+def test_migrate_check_tells_by_its_exit_code_and_changes_nothing(shell: Shell, empty_dsn: str) -> None:
+    def check(dsn: str, code: int) -> str:
+        return str(shell("migrate", "--check", "--dsn", dsn, code=code).stdout)
+
+    assert check(empty_dsn, 1) == "this database has no pgworkd schema: run pgworkd migrate\n"
+    current = f"the schema is up to date: version {schema.VERSION}\n"
+    assert check(shell.dsn, 0) == current  # psql has installed it: the version alone tells
+    for version, said in (
+        (schema.VERSION - 1, f"this program needs {schema.VERSION}: run pgworkd migrate\n"),
+        (schema.VERSION + 1, f"newer than this program ({schema.VERSION}): upgrade pgworkd on this host\n"),
+    ):
+        shell.sql("UPDATE pgworkd.schema_version SET version = %s", version)
+        assert check(shell.dsn, 1) == f"the schema is at version {version}, {said}"
+        assert shell.sql("SELECT version FROM pgworkd.schema_version") == version
+    shell.sql("UPDATE pgworkd.schema_version SET version = %s", schema.VERSION)
+    shell("migrate")
+    assert check(shell.dsn, 0) == current
+    shell.sql("UPDATE pgworkd.schema_version SET script = 'x'")
+    assert check(shell.dsn, 1).endswith("or for another version of Postgres: run pgworkd migrate\n")
+    assert shell.refused("migrate", "--check", "--force").startswith("--print, --force and --check exclude each other")
+
+
+@pytest.mark.parametrize("role", ["reader", "enqueuer", "worker", "gateway"])
+async def test_migrate_check_needs_no_right_to_write(dsn: str, db: Db, shell: Shell, role: str) -> None:
+    async with granted(dsn, db) as roles:
+        shell.dsn = roles.dsn(role)
+        assert "up to date" in (await run_sync(lambda: shell("migrate", "--check"))).stdout
 
 
 # Jobs

@@ -36,6 +36,7 @@ LOOKS: dict[str, list[str]] = {
     "job": ["{dead}", "{running}", "{done}"],
     "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
     "keys": ["", "--queue mail", "--key k"],
+    "migrate": ["--check"],
     "schedules": [""],
     "stats": ["", "--queue mail", "--metric depth --queue mail", "--metric dead"],
     "token list": [""],
