@@ -28,6 +28,7 @@ DIGITS_MAX = 4300
 """Maximum digits of an integer: Python's default limit."""
 PRINTED_BYTES_MAX = 2 * BYTES_MAX
 """The schema's limit: Postgres prints a space after each comma and colon, and numbers without an exponent."""
+WRAP = 'wrap it, for example {"value": [1, 2]}'
 KEY_SHOWN_MAX = 40
 PATH_SHOWN_MAX = 200
 
@@ -84,7 +85,7 @@ def encode(value: object, what: str = "payload", *, object_only: bool = True, co
         _refuse(_fault(value, what, ()))
         raise InvalidPayload(what, _conversion_fault(error)) from None
     if object_only and text[0] != "{":
-        raise InvalidPayload(what, f"is of type {type(value).__name__}: an object is needed, pass a dict")
+        raise InvalidPayload(what, f"is of type {type(value).__name__}: an object is needed, so {WRAP}")
     if len(data) > BYTES_MAX:
         raise _too_large(what, f"takes {len(data):,} bytes")
     if len(data) > _EXPONENTS_FROM and (more := _exponents(text)) and len(data) + more > PRINTED_BYTES_MAX:
@@ -156,7 +157,7 @@ def decode(text: str, what: str = "payload", *, object_only: bool = True) -> Any
         reason = _HALF if "hex escape" in str(error) else f"cannot be read: {error} ({remedy})"
         raise InvalidPayload(what, reason) from None
     if object_only and type(value) is not dict:
-        raise InvalidPayload(what, f"is a JSON {_json_type(value)}: an object is needed")
+        raise InvalidPayload(what, f"is a JSON {_json_type(value)}: an object is needed, so {WRAP}")
     # Levels take two brackets each; those inside strings can only make the count too high.
     deep = len(text) > 2 * DEPTH_MAX and text.count("{") + text.count("[") > DEPTH_MAX
     if deep and not _is_plain(value, what, elements_max=len(text)):

@@ -168,7 +168,7 @@ def test_enqueue_takes_limit_and_serialize_keys(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("payload", "told"),
     [
-        ("[1]", "payload is a JSON array: an object is needed"),
+        ("[1]", 'payload is a JSON array: an object is needed, so wrap it, for example {"value": [1, 2]}'),
         ("null", "an object is needed"),
         ("{", "payload cannot be read"),
         ("", "payload cannot be read"),

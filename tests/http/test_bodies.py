@@ -91,7 +91,7 @@ SAID = {
     "NaN": "NaN is no JSON: write null or text (line 1, column 28)",
     "a lone surrogate in a name": HALF,
     "a lone surrogate in a payload": HALF,
-    "a payload that is a list": "must be a JSON object",
+    "a payload that is a list": 'must be a JSON object: wrap it, for example {\\"value\\": [1, 2]}',
     "an unknown member": '{"pointer":"/queeu","detail":"There is no such member"}',
     "a number that no float holds": "payload.a is inf, which JSON does not know: pass None/null or text",
     "5,000 digits": "an integer may have 4,300 digits (line 1, column 28)",

@@ -100,6 +100,28 @@ async def test_a_put_repeated_creates_one_job_whatever_became_of_it(dsn: str, db
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
 
 
+async def test_the_id_of_a_job_in_a_path_may_have_the_prefix_of_others(dsn: str) -> None:
+    """Each route that has one answers as to the bare id."""
+    async with calling(dsn) as call:
+        routes = [
+            (method.upper(), path)
+            for path, methods in (await call.ok("GET", "/v1/openapi.json"))["paths"].items()
+            for method in methods
+            if "{job_id}" in path
+        ]
+        assert len(routes) > 5
+        bodies = {"PUT": {"queue": "q"}, "PATCH": {"priority": 3}}
+        for method, path in routes:
+            codes = []
+            for job_id in (str(uuid4()), f"job_{uuid4()}"):
+                await call.ok("PUT", f"/v1/jobs/{job_id}", {"queue": "q"})
+                codes += [(await call(method, path.replace("{job_id}", job_id), bodies.get(method))).status_code]
+            assert codes[0] == codes[1], (method, path)
+            assert codes[0] not in (404, 422), (method, path)
+        for wrong in ("job_", f"JOB_{uuid4()}", f"job_job_{uuid4()}", f"task_{uuid4()}"):
+            assert (await call.problem("GET", f"/v1/jobs/{wrong}"))[:2] == (422, "invalid")
+
+
 async def test_many_puts_of_one_id_at_once_create_one_job(dsn: str, db: Db) -> None:
     job_id = f"{new_ids(1)[0]:032x}"
     async with calling(dsn) as call:

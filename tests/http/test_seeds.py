@@ -109,9 +109,11 @@ async def seal(call: Caller, db: Db, dsn: str) -> None:
 
 @plays("query jobs")
 async def query(call: Caller, db: Db, dsn: str) -> None:
-    ids = [await job(call, kind="a"), await job(call, kind="b")]
-    found = await call.ok("GET", "/v1/jobs?queue=q&kind=b")
-    assert [each["id"] for each in found["jobs"]] == ids[1:]
+    trees = [await call.ok("POST", "/v1/batches", {"name": name, "queue": "q", "payloads": [{}]}) for name in "ab"]
+    found = await call.ok("GET", "/v1/batches?name=b")
+    assert [each["id"] for each in found["batches"]] == [trees[1]["id"]]
+    items = await call.ok("GET", f"/v1/jobs?batch={trees[1]['id']}")
+    assert len(items["jobs"]) == 1
 
 
 @plays("status of a job")
@@ -141,10 +143,11 @@ async def types(call: Caller, db: Db, dsn: str) -> None:
     assert (await call.ok("GET", f"/v1/jobs/{job_id}"))["max_attempts"] == 7
 
 
-@plays("PUT with the client's UUID")
+@plays("PUT with the client's UUID, or `job_` and a UUID")
 async def put(call: Caller, db: Db, dsn: str) -> None:
     path, body = f"/v1/jobs/{uuid4()}", {"queue": "q", "payload": {"n": 1}}
     assert [(await call("PUT", path, body)).status_code for _ in range(3)] == [201, 200, 200]
+    assert (await call("PUT", path.replace("jobs/", "jobs/job_"), body)).status_code == 200
     assert (await call.problem("PUT", path, body | {"payload": {"n": 2}}))[:2] == (409, "id-taken")
 
 
@@ -176,6 +179,7 @@ async def archived(call: Caller, db: Db, dsn: str) -> None:
 @plays("replay")
 async def replay(call: Caller, db: Db, dsn: str) -> None:
     job_id = await finished(call, payload={"n": 1})
+    assert (await call.ok("POST", f"/v1/jobs/{job_id}/replay?keep_expires_at=true"))["created"]
     again = (await call.ok("POST", f"/v1/jobs/{job_id}/replay"))["id"]
     assert again != job_id
     assert (await call.ok("GET", f"/v1/jobs/{again}"))["payload"] == {"n": 1}

@@ -148,9 +148,9 @@ UNSOUND = [
     ({"a": Box("\0")}, "payload.a.content", "holds a NUL"),
     ({"a": [Broken()]}, "payload.a[0]", "cannot be turned into JSON: KeyError: 'no total'"),
     (Broken(), "payload", "cannot be turned into JSON: KeyError"),
-    ([1], "payload", "is of type list: an object is needed"),
-    (None, "payload", "is of type NoneType: an object is needed"),
-    ("{", "payload", "is of type str: an object is needed"),
+    ([1], "payload", "is of type list: an object is needed, so wrap it, for example "),
+    (None, "payload", "is of type NoneType: an object is needed, so wrap it, for example "),
+    ("{", "payload", "is of type str: an object is needed, so wrap it, for example "),
     (b"{}", "payload", "is of type bytes"),
 ]
 

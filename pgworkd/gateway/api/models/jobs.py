@@ -19,6 +19,7 @@ from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, 
 from pgworkd.core import traces
 from pgworkd.core.job import Status
 from pgworkd.core.json_text import JsonText
+from pgworkd.core.payload import WRAP
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.errors import DELAY_S_MAX
 
@@ -57,7 +58,7 @@ def shown(chars_max: int) -> BeforeValidator:
 
 def _object(value: object) -> JsonText:
     if not isinstance(value, JsonText) or not value.startswith("{"):
-        raise ValueError("must be a JSON object")
+        raise ValueError(f"must be a JSON object: {WRAP}")
     return value
 
 

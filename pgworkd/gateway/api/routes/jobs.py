@@ -33,7 +33,7 @@ from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
-from pgworkd.gateway.api.routes.visible import PathId, WaitS, may_wait_for, needed_any, visible
+from pgworkd.gateway.api.routes.visible import JobId, WaitS, may_wait_for, needed_any, visible
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="Edit only a job that has this ETag")]
@@ -80,7 +80,7 @@ async def create_job(request: Request, job: JobIn, key: IdempotencyKey = None) -
     responses=documented(*BODY, "id-taken", "duplicate-key")
     | {200: {"model": CreatedOnce, "description": "The job is there already, perhaps finished"}},
 )
-async def create_job_once(request: Request, job_id: PathId, job: OnceJob) -> Response:
+async def create_job_once(request: Request, job_id: JobId, job: OnceJob) -> Response:
     """Create a job under an id of yours: sending it again never runs it twice.
 
     The id should be a UUID of version 7. Refused for a queue that keeps no history.
@@ -101,7 +101,7 @@ async def create_job_once(request: Request, job_id: PathId, job: OnceJob) -> Res
 
 
 @router.get("/jobs/{job_id}", response_model=JobOut, responses=documented("not-found", "too-many-waiters"))
-async def get_job(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Response:
+async def get_job(request: Request, job_id: JobId, wait_s: WaitS = 0) -> Response:
     """One job, live or finished; with `wait_s` as soon as it has ended."""
     gateway, access = gateway_of(request), access_of(request)
     async with gateway.admin() as admin:
@@ -122,7 +122,7 @@ async def get_job(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Respon
     responses=documented("not-found", "job-failed", "forgotten", "too-many-waiters")
     | {202: {"model": Waiting, "description": "The job has not ended"}},
 )
-async def get_result(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Response:
+async def get_result(request: Request, job_id: JobId, wait_s: WaitS = 0) -> Response:
     """What the job's handler returned."""
     gateway = gateway_of(request)
     needed_any(request, "payload")
@@ -143,7 +143,7 @@ async def get_result(request: Request, job_id: PathId, wait_s: WaitS = 0) -> Res
     response_model=Changed,
     responses=documented(*BODY, "not-found", "not-waiting", "changed"),
 )
-async def edit_job(request: Request, job_id: PathId, edit: Edit, if_match: IfMatch = None) -> Response:
+async def edit_job(request: Request, job_id: JobId, edit: Edit, if_match: IfMatch = None) -> Response:
     """Change fields of a waiting job."""
     gateway, access = gateway_of(request), access_of(request)
     needed_any(request, "operate")
@@ -164,7 +164,7 @@ async def edit_job(request: Request, job_id: PathId, edit: Edit, if_match: IfMat
     response_model=Ended,
     responses=documented("not-found", "conflict"),
 )
-async def cancel_job(request: Request, job_id: PathId) -> Response:
+async def cancel_job(request: Request, job_id: JobId) -> Response:
     """Cancel a job: at once if it waits; a running one is asked to stop. The same again does no harm."""
     gateway, access = gateway_of(request), access_of(request)
     async with gateway.admin(access.name) as admin:

@@ -18,9 +18,16 @@ from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.names import plain
 from pgworkd.gateway.api.request.problems import Problem
 
+
+def _without_prefix(value: object) -> object:
+    """The id of a job as others write it, with a prefix, without that."""
+    return value.removeprefix("job_") if isinstance(value, str) else value
+
+
 PathName = Annotated[str, BeforeValidator(plain), Path(min_length=1, max_length=200)]
 """A name in a path; a `/` in it is sent as %2F."""
 PathId = Annotated[UUID, Path()]
+JobId = Annotated[UUID, BeforeValidator(_without_prefix), Path(description="A UUID, or job_ and a UUID")]
 WAIT_S_MAX = 60.0
 WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end")]
 
