@@ -21,7 +21,7 @@ from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplic
 from pgworkd.client.statements import ENQUEUE
 from pgworkd.client.tracing import first_id, ran, traced
 from pgworkd.core import validation
-from pgworkd.core.job import IN_HISTORY, Status
+from pgworkd.core.job import ENDED, IN_HISTORY, Status
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.payload import encode
 from pgworkd.core.validation import ROWS_MAX
@@ -167,6 +167,26 @@ class JobOperations:
         rows = await ran(_enqueue, self._connection, [*fields, on_duplicate], span, first_id)
         job_id, created, changed = rows[0]
         return EnqueuedJob(UUID(job_id), created, changed)
+
+    async def replay(self, ended: JobDetails, *, keep_expires_at: bool = False) -> EnqueuedJob:
+        """Inserts a new job with the payload, meta, kind, priority, limits and keys of one that has ended.
+
+        It has no dedupe key. It never expires, unless `keep_expires_at`: then at the same instant as the ended one, at
+        once if that is over. UsageError for a job that has not ended.
+        """
+        if ended.status not in ENDED:
+            raise UsageError(f"job {ended.id} is {ended.status}: it has not ended")
+        return await self.enqueue(
+            ended.queue,
+            ended.payload,
+            kind=ended.kind,
+            meta=None if ended.meta is None else JsonText(ended.meta),
+            priority=ended.priority,
+            max_attempts=ended.max_attempts,
+            serialize_key=ended.serialize_key,
+            limit_key=ended.limit_key,
+            expires_at=ended.expires_at if keep_expires_at else None,
+        )
 
     async def matching(
         self, operation: str, which: JobSelection, after: UUID | None = None, limit: int = ROWS_MAX

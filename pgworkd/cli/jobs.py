@@ -169,12 +169,37 @@ def job(
     """Show all of one job, with its payload, result and errors."""
     found = ask_any(dsn, lambda admin: admin.jobs.get(job_id))
     if found is None:
-        raise PgworkdError(f"no job has the id {job_id}: it is unknown, or its history has been deleted")
+        raise _unknown_job(job_id)
     facts = found._asdict() | {name: parsed(getattr(found, name)) for name in ("payload", "result", "meta", "errors")}
     if json:
         as_json(facts)
     else:
         _print_job(found, facts)
+
+
+def replay(
+    job_id: Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The id of a job that has ended.")],
+    *,
+    keep_expires_at: Annotated[
+        bool,
+        typer.Option("--keep-expires-at", help="Let it expire when that job was to: at once, if that is over."),
+    ] = False,
+    dsn: Dsn = None,
+) -> None:
+    """Insert a new job like one that has ended, and print its id; it never expires, unless asked to."""
+
+    async def question(admin: Admin) -> EnqueuedJob:
+        found = await admin.jobs.get(job_id)
+        if found is None:
+            raise _unknown_job(job_id)
+        return await admin.jobs.replay(found, keep_expires_at=keep_expires_at)
+
+    out(str(ask(dsn, question).id))
+
+
+def _unknown_job(job_id: UUID) -> PgworkdError:
+    """The error for an id that no job has."""
+    return PgworkdError(f"no job has the id {job_id}: it is unknown, or its history has been deleted")
 
 
 def _print_job(found: JobDetails, facts: dict[str, Any]) -> None:

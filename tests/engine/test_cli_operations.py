@@ -73,6 +73,20 @@ def test_json_output_has_an_entry_for_each_id(shell: Shell) -> None:
     assert (told["operation"], told["discarded"]) == ("discard", 0)
 
 
+def test_replay_makes_a_job_that_never_expires_unless_its_time_is_kept(shell: Shell) -> None:
+    shell.sql(
+        "INSERT INTO pgworkd.jobs (queue, payload, expires_at, dedupe_key) VALUES ('q', '{\"n\": 1.50}', now(), 'k')"
+    )
+    first = shell.sql("SELECT id::text FROM pgworkd.jobs")
+    assert "is pending: it has not ended" in shell.refused("replay", first)
+    assert shell.sql("SELECT pgworkd.expire()") == 1
+    plain, kept = (shell("replay", first, *flag).stdout.strip() for flag in ((), ("--keep-expires-at",)))
+    assert shell.sql("SELECT pgworkd.expire()") == 1
+    assert [shell.status(each) for each in (first, plain, kept)] == ["expired", "pending", "expired"]
+    assert shell.sql("SELECT payload->>'n' FROM pgworkd.jobs WHERE dedupe_key IS NULL") == "1.50"
+    assert "no job has the id" in shell.refused("replay", NOBODY, code=1)
+
+
 # Edit
 
 

@@ -219,6 +219,23 @@ async def test_a_cancelled_job_is_played_again_with_its_payload(dsn: str) -> Non
         assert {name: found[name] for name in job} == job
 
 
+async def test_a_job_that_expired_runs_when_it_is_played_again_unless_its_time_is_kept(dsn: str, db: Db) -> None:
+    async with calling(dsn) as call:
+        body = {"queue": "q", "payload": {"n": 1.50}, "expires_at": "2026-01-01T00:00:00Z"}
+        first = (await call.ok("POST", "/v1/jobs", body))["id"]
+        assert await db.fetchval("SELECT pgworkd.expire()") == 1
+        again = {
+            query: (await call.ok("POST", f"/v1/jobs/{first}/replay{query}"))["id"]
+            for query in ("", "?keep_expires_at=false", "?keep_expires_at=true")
+        }
+        assert await db.fetchval("SELECT pgworkd.expire()") == 1
+        found = {query: await call.ok("GET", f"/v1/jobs/{made}") for query, made in again.items()}
+        assert [each["status"] for each in found.values()] == ["pending", "pending", "expired"]
+        assert [each["expires_at"] for each in found.values()] == [None, None, "2026-01-01T00:00:00+00:00"]
+        assert {json.dumps(each["payload"]) for each in found.values()} == {'{"n": 1.5}'}
+        assert (await call.problem("POST", f"/v1/jobs/{first}/replay?keep_expires=true"))[:2] == (422, "invalid")
+
+
 async def test_a_job_of_another_queue_is_as_unknown_as_one_that_is_not_there(dsn: str) -> None:
     async with calling(dsn) as call:
         job_id = (await call.ok("POST", "/v1/jobs", {"queue": "secret"}))["id"]

@@ -176,7 +176,7 @@ async def archived(call: Caller, db: Db, dsn: str) -> None:
     assert await status(call, job_id) == "completed"
 
 
-@plays("replay")
+@plays("replay, with the time at which it expires")
 async def replay(call: Caller, db: Db, dsn: str) -> None:
     job_id = await finished(call, payload={"n": 1})
     assert (await call.ok("POST", f"/v1/jobs/{job_id}/replay?keep_expires_at=true"))["created"]

@@ -65,6 +65,7 @@ REFUSE = {
     "queues resume": "mail",
     "queues set": "mail --concurrency 3",
     "resume": "mail",
+    "replay": "{dead}",
     "retry": "{dead}",
     "schedules disable": "nightly",
     "schedules enable": "nightly",

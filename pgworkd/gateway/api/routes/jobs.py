@@ -6,7 +6,7 @@ import hashlib
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from pgworkd.admin.queries import JobDetails
 from pgworkd.client import Enqueued, enqueue, enqueue_once
@@ -37,6 +37,9 @@ from pgworkd.gateway.api.routes.visible import JobId, WaitS, may_wait_for, neede
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="Edit only a job that has this ETag")]
+KeepExpiresAt = Annotated[
+    bool, Query(description="It expires when the ended job was to: at once, if that is over; else never")
+]
 _TEXTS = ("payload", "meta", "result", "errors")
 
 
@@ -184,27 +187,20 @@ async def cancel_job(request: Request, job_id: JobId) -> Response:
     response_model=Created,
     responses=documented("not-found", "conflict", "key-reused", "key-in-use"),
 )
-async def replay_job(request: Request, job_id: PathId, key: IdempotencyKey = None) -> Response:
-    """Create a new job with the payload, kind and meta of one that has ended."""
+async def replay_job(
+    request: Request, job_id: JobId, keep_expires_at: KeepExpiresAt = False, key: IdempotencyKey = None
+) -> Response:
+    """Create a new job with the payload, kind and meta of one that has ended. It never expires, unless asked to."""
     gateway = gateway_of(request)
     async with once(request, key, access_of(request).name) as call:
-        from_ = await visible(request, gateway.admin_on(call.connection), job_id, "operate")
+        admin = gateway.admin_on(call.connection)
+        from_ = await visible(request, admin, job_id, "operate")
         if call.earlier is not None:
             return call.earlier
         if from_.status not in ENDED:
             raise Problem("conflict", f"job {job_id} is {from_.status}: it has not ended")
-        made = await enqueue(
-            call.connection,
-            from_.queue,
-            JsonText(from_.payload),
-            kind=from_.kind,
-            meta=None if from_.meta is None else JsonText(from_.meta),
-            priority=from_.priority,
-            max_attempts=from_.max_attempts,
-            serialize_key=from_.serialize_key,
-            limit_key=from_.limit_key,
-        )
-        return await call.answered({"id": made, "created": True, "changed": False}, 201, _place(request, made))
+        made = await admin.jobs.replay(from_, keep_expires_at=keep_expires_at)
+        return await call.answered(made._asdict(), 201, _place(request, made.id))
 
 
 def _place(request: Request, job_id: UUID) -> str:
