@@ -25,7 +25,9 @@ _OURS = re.compile(
 """Headers that say how a message is sent, or that are ours."""
 _PLACES = "{queue}, {kind} and {id}"
 _PLACE, _BRACES = re.compile(r"\{(queue|kind|id)\}"), re.compile(r"\{[^{}]*\}|[{}]")
-BOUNDS = {"timeout_s": (0.1, 3600.0), "callback_timeout_s": (10.0, 420.0)}
+CALLBACK_S_MAX = 420.0
+"""How long after the request began its callback may come, unless the receiver extends that."""
+BOUNDS = {"timeout_s": (0.1, 3600.0), "callback_timeout_s": (10.0, CALLBACK_S_MAX)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ class Endpoint:
         for name, (low, high) in BOUNDS.items():
             if not low <= getattr(self, name) <= high:  # NaN is not, either
                 raise UsageError(f"{name} is {getattr(self, name)!r}: give {low:g} to {high:,.0f} seconds")
+        if self.mode == "callback" and self.timeout_s + self.callback_timeout_s > CALLBACK_S_MAX:
+            both = f"timeout_s ({self.timeout_s:g}) and callback_timeout_s ({self.callback_timeout_s:g})"
+            raise UsageError(f"{both} are more than {CALLBACK_S_MAX:g} s together: lower one; receivers may extend it")
         check_headers(self.headers)
         if self.secret_name is None and not self.unsigned:
             raise UsageError(

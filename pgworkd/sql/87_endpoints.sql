@@ -28,7 +28,9 @@ CREATE TABLE IF NOT EXISTS endpoints (
     disabled_queues text[] NOT NULL DEFAULT '{}',  -- those that were paused with it
     created_at   timestamptz NOT NULL DEFAULT clock(),
     updated_at   timestamptz NOT NULL DEFAULT clock(),
-    CONSTRAINT endpoint_needs_a_secret_or_unsigned CHECK (unsigned = (secret_name IS NULL))
+    CONSTRAINT endpoint_needs_a_secret_or_unsigned CHECK (unsigned = (secret_name IS NULL)),
+    CONSTRAINT endpoint_timeouts_of_callbacks_must_be_7_min_together
+        CHECK (mode <> 'callback' OR timeout_s + callback_timeout_s <= 420)
 );
 
 DO $$

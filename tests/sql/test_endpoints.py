@@ -8,6 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from pgworkd.errors import UsageError
+from pgworkd.push.endpoint import Endpoint
 from tests.kits.verbs import Db, at, clock
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -54,6 +56,24 @@ async def test_a_bad_value_is_refused_by_name(db: Db, column: str, value: object
     with pytest.raises(asyncpg.CheckViolationError) as caught:
         await put(db, create=False, **changes)
     assert caught.value.constraint_name == check
+
+
+async def test_a_callback_comes_within_seven_minutes_of_its_request(db: Db) -> None:
+    """Unless it is extended: the time for the answer is a part of these."""
+    together = "endpoint_timeouts_of_callbacks_must_be_7_min_together"
+    for answer_s, callback_s, fits in ((30, 390, True), (30.5, 390, False), (410, 10, True), (0.1, 419.9, True)):
+        for mode in ("sync", "callback"):
+            given = {"mode": mode, "timeout_s": answer_s, "callback_timeout_s": callback_s}
+            row = {"name": "e", "url": "https://example.com/", "unsigned": True} | given
+            if fits or mode == "sync":
+                assert await put(db, **given)
+                assert Endpoint.of(row).timeout_s == answer_s
+            else:
+                with pytest.raises(asyncpg.CheckViolationError) as caught:
+                    await put(db, **given)
+                assert caught.value.constraint_name == together
+                with pytest.raises(UsageError, match=r"more than 420 s together: lower one"):
+                    Endpoint.of(row)
 
 
 async def test_a_change_leaves_the_rest_and_null_restores_the_default(db: Db) -> None:

@@ -33,6 +33,16 @@ BEGIN
         WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
         ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
     END IF;
+    IF to_regclass('pgworkd.endpoints') IS NOT NULL THEN
+        UPDATE endpoints e
+        SET timeout_s = least(e.timeout_s, 410),
+            callback_timeout_s = least(e.callback_timeout_s, 420 - least(e.timeout_s, 410))
+        WHERE e.mode = 'callback' AND e.timeout_s + e.callback_timeout_s > 420;
+        ALTER TABLE endpoints
+            DROP CONSTRAINT IF EXISTS endpoint_timeouts_of_callbacks_must_be_7_min_together,
+            ADD CONSTRAINT endpoint_timeouts_of_callbacks_must_be_7_min_together
+                CHECK (mode <> 'callback' OR timeout_s + callback_timeout_s <= 420);
+    END IF;
     -- Functions that are new get the rights of others: see 99_finish.sql.
     PERFORM set_config('pgworkd.functions_before', (
         SELECT (jsonb_agg(f) || coalesce((
