@@ -36,7 +36,7 @@ BELOW = {
     "gateway": "",
     "gateway/workers": """errors core settings database engine engine/settle engine/run engine/claim engine/wake
                  engine/life""",
-    "push": "process errors core settings",
+    "push": "process errors core log settings",
     "gateway/api/models": "errors core settings client admin",
     "gateway/api/request": """process errors core log database client admin engine/life metrics gateway/workers
                        gateway/api/models""",

@@ -40,6 +40,10 @@ MetricsListen = Annotated[
         "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; default: off."
     ),
 ]
+DebugHttp = Annotated[bool, typer.Option("--debug-http", help="Log each request, without its body.")]
+DebugBodies = Annotated[
+    bool, typer.Option("--debug-bodies", help="Log each request, with the first 2,000 bytes of both bodies.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 

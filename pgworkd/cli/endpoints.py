@@ -9,6 +9,8 @@ import typer
 
 from pgworkd.cli.common import (
     PROCESS_OPTIONS,
+    DebugBodies,
+    DebugHttp,
     Dsn,
     Json,
     MetricsListen,
@@ -85,14 +87,14 @@ group = typer.Typer(help="List, add, change, test, disable, enable and remove th
         **PROCESS_OPTIONS,
     }
 )
-def push(**given: Any) -> int:
+def push(*, debug_http: DebugHttp = False, debug_bodies: DebugBodies = False, **given: Any) -> int:
     """Send the jobs of queues that have an endpoint by HTTP, until SIGTERM or SIGINT (extra http).
 
     Which queues go where is in the database, and may be changed at any time: pgworkd endpoints --help.
     """
     from pgworkd.cli.serve import serve
 
-    return serve(given, push=True)
+    return serve(given, push=True, requests=debug_http, bodies=debug_bodies)
 
 
 @group.callback(invoke_without_command=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, MetricsListen, ask, ask_any, instant_of, settings_of
+from pgworkd.cli.common import DebugBodies, DebugHttp, Dsn, Json, MetricsListen, ask, ask_any, instant_of, settings_of
 from pgworkd.cli.output import as_json, out, print_rows
 from pgworkd.core.address import Address, listed
 from pgworkd.core.validation import counted
@@ -54,10 +54,8 @@ def serve(
         typer.Option("--with", metavar="PART,...", help="What to serve: api, workers; default: both."),
     ] = None,
     metrics_listen: MetricsListen = None,
-    debug_http: Annotated[bool, typer.Option("--debug-http", help="Log each request, without its body.")] = False,
-    debug_bodies: Annotated[
-        bool, typer.Option("--debug-bodies", help="Log each request, with the first 2,000 bytes of both bodies.")
-    ] = False,
+    debug_http: DebugHttp = False,
+    debug_bodies: DebugBodies = False,
     dsn: Dsn = None,
 ) -> int:
     """Serve the gateway: jobs, batches and operations over HTTP (extra http).
@@ -93,8 +91,8 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
     from pgworkd.engine.life.heartbeat import end_process
     from pgworkd.gateway.api.app import Application
     from pgworkd.gateway.api.request.access import anyone
-    from pgworkd.gateway.api.request.debug import log_request
     from pgworkd.gateway.api.request.gateway import Gateway
+    from pgworkd.log.http import log_request
     from pgworkd.options import gateway_options
 
     options = replace(gateway_options(settings, listener.getsockname()[0]), end_process=end_process)

@@ -13,6 +13,7 @@ from pgworkd.core.validation import closest
 from pgworkd.engine.life.daemon import Daemon
 from pgworkd.engine.registry import Registry
 from pgworkd.errors import UsageError
+from pgworkd.log.http import log_sent
 from pgworkd.settings.config import Settings
 
 
@@ -23,10 +24,10 @@ class Program(NamedTuple):
     make: Callable[..., Daemon]
 
 
-def program(settings: Settings, *, push: bool) -> Program:
-    """The program that these settings ask for; UsageError where they contradict it."""
+def program(settings: Settings, *, push: bool, requests: bool = False, bodies: bool = False) -> Program:
+    """The program that these settings ask for; UsageError where they contradict it. See `serve.serve`."""
     if push:
-        return _push(settings)
+        return _push(settings, requests=requests, bodies=bodies)
     if settings.app is None:
         raise UsageError("no app given: set PGWORKD_APP, or pass --app module:attribute")
     app = load_app(settings.app)
@@ -61,9 +62,10 @@ def check_queues(settings: Settings, app: Registry) -> None:
             raise UsageError(f"queues ({settings.origin('queues')}): no handler serves queue {queue!r}{hint}")
 
 
-def _push(settings: Settings) -> Program:
+def _push(settings: Settings, *, requests: bool, bodies: bool) -> Program:
     try:
         from pgworkd.push.daemon.daemon import PushApp, PushDaemon
+        from pgworkd.push.traffic import Traffic
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'pgworkd[http]'") from None
     if settings.remote is not None:
@@ -71,7 +73,8 @@ def _push(settings: Settings) -> Program:
     if settings.processes > 1:
         raise UsageError(f"processes ({settings.origin('processes')}): start several pgworkd push instead")
     callback_url = settings.callback_url or ""
-    make = functools.partial(PushDaemon, secrets_dir=settings.secrets_dir, callback_url=callback_url)
+    traffic = Traffic(log_sent, bodies=bodies) if requests or bodies else None
+    make = functools.partial(PushDaemon, secrets_dir=settings.secrets_dir, callback_url=callback_url, traffic=traffic)
     return Program(PushApp(), make)
 
 

@@ -41,14 +41,14 @@ THREADS_S = 0.5
 """How long idle threads may take to end once the loop is gone."""
 
 
-def serve(flags: Mapping[str, object], *, push: bool = False) -> int:
+def serve(flags: Mapping[str, object], *, push: bool = False, requests: bool = False, bodies: bool = False) -> int:
     """Runs the daemon, or daemons, with these flags and the settings; the exit code. Raises PgworkdError.
 
-    `push`: one that sends jobs, and has no application.
+    `push`: one that sends jobs, and has no application; `requests`, `bodies`: what it logs of what it sends.
     """
     settings = load(**flags)
     is_child = _follow_parent(_stop_s(daemon_options(settings)) + 2 * STUCK_S)
-    found = program(settings, push=push)
+    found = program(settings, push=push, requests=requests, bodies=bodies)
     spare_collector()
     notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
     service = _Service(settings, flags, found, notes, is_child=is_child)

@@ -16,11 +16,13 @@ LIMIT_S = 30.0
 
 
 @contextlib.contextmanager
-def pushing_process(dsn: str, *flags: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon that is ready; stopped gracefully at the end, if it is still there."""
+def pushing_process(
+    dsn: str, *flags: str, log_to: Path | None = None, **environ: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that is ready; stopped gracefully at the end, if it is still there. `log_to`: a file for its log."""
     command = [sys.executable, "-m", "pgworkd.cli", "push", *flags]
     env = os.environ | {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json", "PGWORKD_SHUTDOWN_S": "5"} | environ
-    with tempfile.NamedTemporaryFile() as log:
+    with log_to.open("w+b") if log_to else tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=log)
         try:
             _wait_until_ready(process, Path(log.name))

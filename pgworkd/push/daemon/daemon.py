@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pgworkd.errors import PgworkdError
 from pgworkd.push.daemon.callbacks import Callbacks
 from pgworkd.push.daemon.delivery import Delivery
 from pgworkd.push.daemon.routes import Routes, Target
-from pgworkd.push.sender import Sender
+from pgworkd.push.traffic import Traffic
 
 RELEASED_S_MIN = 1.0
 """A job that is given back waits at least this long: nothing counts how often that happens."""
@@ -54,17 +54,20 @@ class PushDaemon(Daemon):
         queues: Mapping[str, int | None] | None = None,
         secrets_dir: Path | None = None,
         callback_url: str = "",
-        make_sender: Callable[..., Sender] = Sender,
+        traffic: Traffic | None = None,
         parts: tuple[Part, ...] = (),
         **more: Any,
     ) -> None:
-        """`queues`: serve at most these; `callback_url`: of the gateways; `more`: as for `Daemon`."""
+        """`queues`: serve at most these; `callback_url`: of the gateways; `traffic`: logs what is sent.
+
+        `more`: as for `Daemon`.
+        """
         self._push_app, self._wanted = app, queues
         self._endpoints = EndpointStore(options.connection)
         app.any_kind = self._handler = Handler("", "", self._deliver, "loop", None, None, None, takes_attempt=True)
         super().__init__(app, options, queues=queues, parts=(*parts, _Following()), **more)
         may_call_back = bool(callback_url)
-        self._routes = Routes(self.events, secrets_dir, may_call_back=may_call_back, make=make_sender)
+        self._routes = Routes(self.events, secrets_dir, may_call_back=may_call_back, traffic=traffic)
         callbacks = Callbacks(self._endpoints, self.events, callback_url)
         self._delivery = Delivery(self._endpoints, self.events, self._target_of, callbacks)
 

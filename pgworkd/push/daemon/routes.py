@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import SplitResult
 
@@ -17,6 +17,7 @@ from pgworkd.push import secrets
 from pgworkd.push.answer import EndpointAnswer
 from pgworkd.push.endpoint import Endpoint
 from pgworkd.push.sender import Sender
+from pgworkd.push.traffic import Traffic
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 10.0, 600.0
 """The first and the longest pause of an endpoint, which doubles each time until a request succeeds."""
@@ -31,9 +32,12 @@ FAILURES_MAX = 5
 class Target:
     """An endpoint in use: its secrets, its connections, and how it fares."""
 
-    def __init__(self, endpoint: Endpoint, signing: Sequence[bytes], sender: Sender) -> None:
+    def __init__(
+        self, endpoint: Endpoint, signing: Sequence[bytes], sender: Sender, traffic: Traffic | None = None
+    ) -> None:
+        """`traffic`: logs each request."""
         self.endpoint, self.signing = endpoint, signing
-        self._sender = sender
+        self._sender, self._traffic = sender, traffic
         self._requests = 0
         self._retired = False
         self._failures = 0
@@ -47,7 +51,10 @@ class Target:
         """Sends a message to a URL of the endpoint, see `Sender.post`."""
         self._requests += 1
         try:
-            return await self._sender.post(url, headers, content, self.endpoint.timeout_s, once=once)
+            answer = self._sender.post(url, headers, content, self.endpoint.timeout_s, once=once)
+            if self._traffic is None:
+                return await answer
+            return await self._traffic.logged(self.endpoint, headers, content, answer)
         finally:
             self._requests -= 1
             self._close_if_retired()
@@ -97,13 +104,19 @@ class Routes:
     """The target of each queue, to which its jobs are sent."""
 
     def __init__(
-        self, events_: Events, secrets_dir: Path | None, *, may_call_back: bool, make: Callable[..., Sender] = Sender
+        self,
+        events_: Events,
+        secrets_dir: Path | None,
+        *,
+        may_call_back: bool,
+        traffic: Traffic | None = None,
     ) -> None:
-        """`may_call_back`: receivers can be told where to; `make` makes a `Sender`."""
+        """`may_call_back`: receivers can be told where to; `traffic` logs each request."""
+        self._traffic = traffic
         self._may_call_back = may_call_back
         self.targets: dict[str, Target] = {}
         self._events, self._secrets_dir = events_, secrets_dir
-        self._make = functools.partial(make, tls=ssl.create_default_context())
+        self._make = functools.partial(Sender, tls=ssl.create_default_context())
         self._by_name: dict[str, Target] = {}
         self._faults: dict[str, str] = {}
 
@@ -142,7 +155,7 @@ class Routes:
         now = self._by_name.get(name)
         if now is not None and (now.endpoint, now.signing) == (endpoint, signing):
             return now
-        return Target(endpoint, signing, self._make(allow_private=endpoint.allow_private))
+        return Target(endpoint, signing, self._make(allow_private=endpoint.allow_private), self._traffic)
 
     def _report(self, name: str, fault: str) -> None:
         if self._faults.get(name) != fault:

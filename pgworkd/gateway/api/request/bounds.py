@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from pgworkd.gateway.api.request.debug import Seen, without_secrets
+from pgworkd.gateway.api.request.debug import Seen
 from pgworkd.gateway.api.request.failures import answer_to
 from pgworkd.gateway.api.request.names import encoded, marked
 from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.log.http import without_secrets
 
 HEADER_BYTES_MAX = 32 * 1024
 PROBES = frozenset({"/healthz", "/readyz"})
