@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import python
+from tests.chaos.bug import python, sql
 
 BUGS = (
     python(
@@ -11,5 +11,67 @@ BUGS = (
         " if not each.startswith(SECRET_PREFIX)):",
         " if each):",
         tests="tests/unit/test_config.py -k secret_may",
+    ),
+    python(
+        "the address of the application wins over that of the file",
+        "settings/config",
+        '    if not {"dsn", "remote"} & origins.keys() and (url := database_url()):',
+        '    if "dsn" not in flags and (url := database_url()):',
+        tests="tests/unit/test_config.py -k address",
+    ),
+    python(
+        "a look at the schema takes any version for the right one",
+        "database/schema",
+        '        return f"the schema is at version {found}, newer',
+        '        return None and f"the schema is at version {found}, newer',
+        tests="tests/engine/test_cli.py -k migrate_check",
+    ),
+    python(
+        "the prefix of an id is read in one route only",
+        "gateway/api/routes/jobs",
+        "async def get_result(request: Request, job_id: JobId,",
+        "async def get_result(request: Request, job_id: UUID,",
+        tests="tests/http/test_jobs.py -k prefix",
+    ),
+    python(
+        "a payload that is no object is refused without a remedy",
+        "core/payload",
+        '}: an object is needed, so {WRAP}")\n    if len(data)',
+        '}: an object is needed")\n    if len(data)',
+        tests="tests/unit/test_payload.py",
+    ),
+    python(
+        "a job that is played again never expires",
+        "admin/jobs",
+        "expires_at=ended.expires_at if keep_expires_at else None",
+        "expires_at=None",
+        tests="tests/http/test_jobs.py -k unless_its_time",
+    ),
+    python(
+        "the time of a callback begins with the answer",
+        "push/endpoint",
+        "self.timeout_s + self.callback_timeout_s > CALLBACK_S_MAX",
+        "self.callback_timeout_s > CALLBACK_S_MAX",
+        tests="tests/sql/test_endpoints.py -k seven",
+    ),
+    python(
+        "a log of what is sent has the signature",
+        "push/traffic",
+        '_SHOWN = ("webhook-id",',
+        '_SHOWN = ("webhook-signature", "webhook-id",',
+        tests="tests/push/test_traffic.py",
+    ),
+    python(
+        "a log of what is sent has what ends the attempt",
+        "log/http",
+        '    return without_secrets(body[:BODY_BYTES].decode(errors="replace"))',
+        '    return body[:BODY_BYTES].decode(errors="replace")',
+        tests="tests/push/test_traffic.py",
+    ),
+    sql(
+        "the time of a callback begins with the answer, in SQL",
+        "CHECK (mode <> 'callback' OR timeout_s + callback_timeout_s <= 420)\n);",
+        "CHECK (mode <> 'callback' OR callback_timeout_s <= 420)\n);",
+        tests="tests/sql/test_endpoints.py -k seven",
     ),
 )
