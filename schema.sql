@@ -210,8 +210,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     payload      payload_object NOT NULL DEFAULT '{}',
     errors       error_list NOT NULL DEFAULT '[]',  -- the last 20 failures
     started_at   instant,            -- when the last attempt was claimed; the handler starts later
-    failed_at    instant,
-    expires_at   instant,            -- not begun by then: expired
+    failed_at instant, expires_at instant,  -- not begun by then: expired
     dedupe_until instant,            -- dedupe_key stays taken until then, also after the job ended
     lease_until  timestamptz,        -- of a remote worker's attempt: see 36_assignments.sql
     cancel_requested_at instant,
@@ -232,15 +231,16 @@ CREATE TABLE IF NOT EXISTS jobs (
     counted      boolean,            -- add_jobs() has counted it into its batch; not for enqueuers
     schedule     name_text, claim_id integer, listed integer,  -- of remote workers: list_held()
     -- A `completed` row is no job: it keeps the dedupe_key of one that ended, whatever its outcome.
-    CONSTRAINT status_must_be_one_of_a_live_job
-        CHECK (status IN ('blocked', 'pending', 'running', 'failed', 'dead')
-               OR status = 'completed' AND dedupe_until IS NOT NULL),
+    CONSTRAINT a_job_is_ended_by_cancel_status_must_be_of_a_live_one
+        CHECK (status <= 'dead' OR status = 'completed' AND dedupe_until IS NOT NULL),
     CONSTRAINT dedupe_until_needs_a_dedupe_key
         CHECK (dedupe_until IS NULL OR dedupe_key IS NOT NULL),
     CONSTRAINT running_jobs_and_only_they_have_a_worker
         CHECK ((status = 'running') = (worker_id IS NOT NULL)),
     -- rescue() restores an unknown worker; the sequence of ids wraps around at this bound.
     CONSTRAINT worker_id_must_be_1_to_a_billion CHECK (worker_id BETWEEN 1 AND 1000000000),
+    CONSTRAINT attempts_never_fall_to_run_a_job_again_call_retry
+        CHECK (attempts > 0 OR started_at IS NULL),
     CONSTRAINT counters_must_not_be_negative
         CHECK (attempts >= 0 AND failures >= 0 AND losses >= 0 AND waiting_on >= 0),
     CONSTRAINT blocked_jobs_need_a_serialize_key_or_depend CHECK (

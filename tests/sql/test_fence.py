@@ -89,6 +89,36 @@ async def test_a_pool_is_announced_and_dropped_only_under_the_registration(db: D
     assert await db.fetchval(pools) == []
 
 
+@pytest.mark.parametrize(
+    ("status", "change", "name"),
+    [
+        (status, change, name)
+        for status in ("pending", "blocked", "running", "failed", "dead")
+        for change, name in (
+            ("status = 'pending', attempts = 0", "attempts_never_fall_to_run_a_job_again_call_retry"),
+            ("attempts = 0, failures = 0", "attempts_never_fall_to_run_a_job_again_call_retry"),
+            ("status = 'cancelled'", "a_job_is_ended_by_cancel_status_must_be_of_a_live_one"),
+            ("status = 'expired', worker_id = NULL", "a_job_is_ended_by_cancel_status_must_be_of_a_live_one"),
+        )
+        if status == "dead" or "pending" not in change
+    ],
+)
+async def test_a_plain_update_that_would_break_the_fence_or_end_a_job_is_told_what_to_call(
+    db: Db, status: str, change: str, name: str
+) -> None:
+    """Statements that articles show: two runs of one number would be one and the same to the fence, and to `deaths`."""
+    worker_id, job_id = await worker(db), await one(db, serialize_key="k" if status == "blocked" else None)
+    await claim(db, worker_id)
+    if status != "running":
+        states = "status = $2::text::pgworkd.job_status, worker_id = NULL, failures = 1, failed_at = now()"
+        await db.execute(f"UPDATE pgworkd.jobs SET {states} WHERE id = $1", job_id, status)  # noqa: S608 - from above
+    with pytest.raises(asyncpg.CheckViolationError) as caught:
+        await db.execute(f"UPDATE pgworkd.jobs SET {change} WHERE id = $1", job_id)  # noqa: S608 - from above
+    assert caught.value.constraint_name == name
+    before = await db.fetchval("SELECT attempts FROM pgworkd.jobs")
+    assert before == 1
+
+
 async def test_after_a_failover_that_lost_a_claim_only_the_current_attempt_settles(db: Db) -> None:
     stale, good = await worker(db), await worker(db)
     job_id = await one(db)

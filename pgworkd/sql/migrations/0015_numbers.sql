@@ -33,6 +33,16 @@ BEGIN
         WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
         ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
     END IF;
+    -- Plain UPDATEs that would end a job, or have its runs share numbers, are told what to call.
+    UPDATE jobs SET started_at = NULL WHERE attempts = 0 AND started_at IS NOT NULL;
+    ALTER TABLE jobs
+        DROP CONSTRAINT IF EXISTS status_must_be_one_of_a_live_job,
+        DROP CONSTRAINT IF EXISTS a_job_is_ended_by_cancel_status_must_be_of_a_live_one,
+        DROP CONSTRAINT IF EXISTS attempts_never_fall_to_run_a_job_again_call_retry,
+        ADD CONSTRAINT a_job_is_ended_by_cancel_status_must_be_of_a_live_one
+            CHECK (status <= 'dead' OR status = 'completed' AND dedupe_until IS NOT NULL),
+        ADD CONSTRAINT attempts_never_fall_to_run_a_job_again_call_retry
+            CHECK (attempts > 0 OR started_at IS NULL);
     IF to_regclass('pgworkd.endpoints') IS NOT NULL THEN
         UPDATE endpoints e
         SET timeout_s = least(e.timeout_s, 410),

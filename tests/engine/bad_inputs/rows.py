@@ -23,6 +23,7 @@ OBJECT = "value_must_be_a_json_object"
 SIZE = "value_must_not_exceed_1_mib"
 INSTANT = "instant_must_lie_between_1970_and_2200"
 ATTEMPTS = "max_attempts_must_be_1_to_1000"
+ENDED = "a_job_is_ended_by_cancel_status_must_be_of_a_live_one"
 RUNNING = "running_jobs_and_only_they_have_a_worker"
 UNREADABLE = "payload cannot be read"
 
@@ -177,9 +178,7 @@ CASES = [
     Case(14, "running under a worker that never was", old_running_row),
     Case(15, "finished without finished_at", finished_without_instant),
     *[
-        Case(
-            15, f"{value} among live jobs", column("status", f"'{value}'", "23514", "status_must_be_one_of_a_live_job")
-        )
+        Case(15, f"{value} among live jobs", column("status", f"'{value}'", "23514", ENDED))
         for value in ("completed", "cancelled", "expired")
     ],
 ]
