@@ -159,10 +159,10 @@ class JobOperations:
         fields = row(job, payload=payload_text)
         if "priority" not in options:  # then "reschedule" does not change it
             fields[PRIORITY] = None
-        if job.dedupe_key is None:
+        if job.dedupe_key is None and job.dedupe_by is None:
             on_duplicate = "raise"
         else:
-            check_on_duplicate(on_duplicate, job.dedupe_key)
+            check_on_duplicate(on_duplicate, job)
         span = traced(fields)
         rows = await ran(_enqueue, self._connection, [*fields, on_duplicate], span, first_id)
         job_id, created, changed = rows[0]

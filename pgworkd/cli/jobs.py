@@ -50,6 +50,12 @@ class OnRetry(StrEnum):
     YIELD = "yield"
 
 
+class DedupeBy(StrEnum):
+    """What a dedupe key is made of."""
+
+    PAYLOAD = "payload"
+
+
 class OnDuplicate(StrEnum):
     """What to do if the dedupe key is taken."""
 
@@ -84,6 +90,10 @@ def enqueue(
         str | None, typer.Option("--dedupe-key", help="The queue accepts only one live job with the same key.")
     ] = None,
     dedupe_for_s: DedupeFor = None,
+    dedupe_by: Annotated[
+        DedupeBy | None,
+        typer.Option("--dedupe-by", help="Make the dedupe key of kind and payload, in place of --dedupe-key."),
+    ] = None,
     on_duplicate: Annotated[
         OnDuplicate | None, typer.Option("--on-duplicate", help="What to do if the dedupe key is taken; default: skip.")
     ] = None,
@@ -101,8 +111,8 @@ def enqueue(
     dsn: Dsn = None,
 ) -> None:
     """Insert a job and print its id, or the id of the job that already has its dedupe key."""
-    if on_duplicate is not None and dedupe_key is None:
-        raise UsageError("--on-duplicate needs a --dedupe-key: without one there are no duplicates")
+    if on_duplicate is not None and dedupe_key is None and dedupe_by is None:
+        raise UsageError("--on-duplicate needs a --dedupe-key, or --dedupe-by: without one there are no duplicates")
     text = stdin_text() if payload == "-" else payload
     options: JobOptions = {
         "kind": kind,
@@ -110,6 +120,7 @@ def enqueue(
         "run_at": None if run_at is None else instant_of(run_at),
         "dedupe_key": dedupe_key,
         "dedupe_for": dedupe_for_s,
+        "dedupe_by": None if dedupe_by is None else "payload",
         "serialize_key": serialize_key,
         "limit_key": limit_key,
         "on_retry": on_retry.value,
@@ -128,8 +139,8 @@ def _enqueue(dsn: str | None, queue: str, text: str, on_duplicate: OnDuplicate, 
     made, unserved = ask(dsn, question)
     if not made.created:
         done = f"{on_duplicate}d" if made.changed else "unchanged"
-        key = options["dedupe_key"]
-        note(f"nothing inserted: this job of queue {queue!r} has the dedupe key {key!r}; it is {done}")
+        key = "this kind and payload" if options["dedupe_by"] else f"the dedupe key {options['dedupe_key']!r}"
+        note(f"nothing inserted: this job of queue {queue!r} has {key}; it is {done}")
     elif unserved:
         note(f"no worker serves queue {queue!r} at present")
     out(str(made.id))

@@ -137,7 +137,7 @@ def enqueue(
         return answered(ran(run, conn, inserts(ids, [fields]) + dependencies, span), lambda _: job_id)
     if job.after:
         raise UsageError("after cannot be combined with on_duplicate: it would add dependencies to an existing job")
-    check_on_duplicate(on_duplicate, job.dedupe_key)
+    check_on_duplicate(on_duplicate, job)
     if "priority" not in options:  # then "reschedule" does not change it
         fields[PRIORITY] = None
     span = traced(fields)

@@ -22,6 +22,7 @@ NAME_CHARS_MAX, KEY_CHARS_MAX, ATTEMPTS_MAX, PRIORITY_MAX = 200, 512, 1000, 2**3
 
 OnFailedDependency = Literal["wait", "cancel", "run"]
 OnDuplicate = Literal["raise", "skip", "replace", "reschedule"]
+DedupeBy = Literal["payload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class NewJob:
     has finished or is dead, and beyond that until `dedupe_until` (an instant), or for `dedupe_for` (seconds or a
     timedelta) from now on. serialize_key: jobs of a queue with the same key run one at a time, in the order in which
     they are due; a job that waits for its retry keeps the key (on_retry="hold") or lets others pass ("yield").
-    limit_key: what the queue's limits per key, and its fairness, count by.
+    dedupe_by="payload" in place of a dedupe_key: the key is made of kind and payload, so that a queue accepts one job
+    with these. limit_key: what the queue's limits per key, and its fairness, count by.
 
     after: ids of jobs that must complete first. on_failed_dependency: what happens to this job if one of them is
     dead, cancelled or expired: it stays blocked, and a retry of the other unblocks it ("wait"); it is cancelled within
@@ -62,6 +64,7 @@ class NewJob:
     on_retry: Literal["hold", "yield"] = "hold"
     dedupe_until: datetime | None = None
     dedupe_for: float | timedelta | None = None
+    dedupe_by: DedupeBy | None = None
     after: Iterable[UUID] = ()
     on_failed_dependency: OnFailedDependency = "wait"
 
@@ -86,6 +89,7 @@ class JobOptions(TypedDict, total=False):
     on_retry: Literal["hold", "yield"]
     dedupe_until: datetime | None
     dedupe_for: float | timedelta | None
+    dedupe_by: DedupeBy | None
 
 
 class EnqueueOptions(JobOptions, total=False):
@@ -111,6 +115,12 @@ def _on_retry(value: object, what: str) -> str:
     if value not in ("hold", "yield"):
         raise UsageError(f'{what} must be "hold" or "yield"')
     return str(value)
+
+
+def _dedupe_by(value: object, what: str) -> str:
+    if value != "payload":
+        raise UsageError(f'{what} must be "payload"')
+    return "payload"
 
 
 class Field(NamedTuple):
@@ -145,6 +155,7 @@ FIELDS = (
     Field("on_retry", "on_retry", "text", _on_retry, is_optional=False),
     Field("dedupe_until", "dedupe_until", "timestamptz", instant),
     Field("dedupe_for", "dedupe_for_s", "float8", _dedupe_for),
+    Field("dedupe_by", "dedupe_by", "text", _dedupe_by),
 )
 """Every field that is stored with a job, in the order of a row and of the statements' parameters."""
 QUEUE, PAYLOAD, PRIORITY, META = map([field.name for field in FIELDS].index, ("queue", "payload", "priority", "meta"))
@@ -200,9 +211,11 @@ def _check_together(job: NewJob, at: str) -> None:
     if job.dedupe_until is not None or job.dedupe_for is not None:
         if job.dedupe_until is not None and job.dedupe_for is not None:
             raise UsageError(f"{at}dedupe_until and dedupe_for are both given: pass one of them")
-        if job.dedupe_key is None:
+        if job.dedupe_key is None and job.dedupe_by is None:
             name = "dedupe_for" if job.dedupe_until is None else "dedupe_until"
             raise UsageError(f"{at}{name} needs a dedupe_key: it is the time for which the key stays taken")
+    if job.dedupe_by is not None and job.dedupe_key is not None:
+        raise UsageError(f"{at}dedupe_by and dedupe_key are both given: pass one of them")
     if job.on_retry == "yield" and job.serialize_key is None:
         raise UsageError(f'{at}on_retry="yield" needs a serialize_key: without one there is no key to yield')
 
@@ -233,12 +246,12 @@ def unexpected(given: Iterable[str], known: Iterable[str]) -> TypeError | None:
     return None
 
 
-def check_on_duplicate(on_duplicate: object, dedupe_key: str | None) -> None:
-    """Raises UsageError for an unknown value, or for one without a dedupe_key."""
+def check_on_duplicate(on_duplicate: object, job: NewJob) -> None:
+    """Raises UsageError for an unknown value, or for a job without a dedupe_key."""
     if on_duplicate not in get_args(OnDuplicate):
         raise UsageError(f"on_duplicate must be one of {', '.join(get_args(OnDuplicate))}")
-    if dedupe_key is None:
-        raise UsageError("on_duplicate needs a dedupe_key: without one there are no duplicates")
+    if job.dedupe_key is None and job.dedupe_by is None:
+        raise UsageError("on_duplicate needs a dedupe_key, or dedupe_by: without one there are no duplicates")
 
 
 class _Ids:

@@ -35,10 +35,13 @@ _INSERTED = ["payload", *(name for name in _TYPES if name != "payload")]
 _COMPUTED = {
     "run_at": "coalesce({run_at}, pgworkd.clock() + make_interval(secs => coalesce({delay_s}, 0)))",
     "on_retry": "coalesce({on_retry} = 'yield', false)",
+    "dedupe_key": "CASE WHEN {dedupe_by} IS NULL THEN {dedupe_key}"
+    " ELSE pgworkd.payload_key(coalesce({kind}, {queue}), {payload}) END",
     "dedupe_until": "coalesce({dedupe_until}, pgworkd.clock() + make_interval(secs => {dedupe_for_s}))",
 }
 """What is stored for a field that is not stored as it is."""
-_COLUMNS = {name: name for name in _INSERTED if name not in ("delay_s", "dedupe_for_s")} | {"on_retry": "yields"}
+_COLUMNS = {name: name for name in _INSERTED if name not in ("delay_s", "dedupe_for_s", "dedupe_by")}
+_COLUMNS |= {"on_retry": "yields"}
 """By field, the column that it is stored in."""
 
 
@@ -54,8 +57,9 @@ def _typed(values: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _stored(values: Mapping[str, str]) -> str:
-    typed = _typed(values)
+def _stored() -> str:
+    """What is stored in each column, by the names of the fields as they were sent."""
+    typed = _typed({name: name for name in _INSERTED})
     return ", ".join(_COMPUTED.get(name, typed[name]).format_map(typed) for name in _COLUMNS)
 
 
@@ -68,9 +72,12 @@ def _arguments(first: int, names: Iterable[str] = _TYPES) -> str:
 # Drivers are slow for each element of a list: ids and payloads are one text each, which the server splits, and a value
 # common to all jobs of the statement is sent once, beside an empty list, which unnest() fills with NULLs.
 INSERT_ONE = styles(
-    "INSERT INTO pgworkd.jobs (id, COLUMNS) VALUES (CAST(CAST($1 AS text) AS uuid), STORED) RETURNING 1",
+    "INSERT INTO pgworkd.jobs (id, COLUMNS) SELECT CAST(id AS uuid), STORED"
+    " FROM (VALUES (CAST($1 AS text), VALUES_SENT)) AS new (id, NAMES) RETURNING 1",
     COLUMNS=", ".join(_COLUMNS.values()),
-    STORED=_stored(_sent(2, _INSERTED)),
+    STORED=_stored(),
+    VALUES_SENT=", ".join(_sent(2, _INSERTED).values()),
+    NAMES=", ".join(_INSERTED),
 )
 _ALIKE = _sent(1, _INSERTED[1:])
 INSERT = styles(
@@ -78,13 +85,15 @@ INSERT = styles(
 WITH stored AS (
     INSERT INTO pgworkd.jobs (id, COLUMNS)
     SELECT CAST(id AS uuid), STORED
-    FROM unnest(string_to_array(CAST($IDS AS text), chr(10)), string_to_array(CAST($PAYLOADS AS text), chr(10)), LISTS)
-        AS new (id, payload, NAMES)
+    FROM (SELECT id, payload, EACH
+          FROM unnest(string_to_array(CAST($IDS AS text), chr(10)), string_to_array(CAST($PAYLOADS AS text), chr(10)),
+                      LISTS) AS listed (id, payload, NAMES)) AS new
     RETURNING 1
 )
 SELECT count(*) FROM stored""",
     COLUMNS=", ".join(_COLUMNS.values()),
-    STORED=_stored({"payload": "payload"} | {name: f"coalesce({name}, {sent})" for name, sent in _ALIKE.items()}),
+    STORED=_stored(),
+    EACH=", ".join(f"coalesce({name}, {sent}) AS {name}" for name, sent in _ALIKE.items()),
     IDS=str(len(_ALIKE) + 1),
     PAYLOADS=str(len(_ALIKE) + 2),
     LISTS=", ".join(_sent(len(_ALIKE) + 3, _ALIKE, "[]").values()),

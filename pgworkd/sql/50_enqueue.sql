@@ -82,13 +82,19 @@ BEGIN
     END IF;
 END $$;
 
+-- The dedupe_key of a job that is to be the only one of its kind and payload (as jsonb prints it).
+CREATE OR REPLACE FUNCTION payload_key(p_kind text, p_payload jsonb) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN 'payload:' || encode(sha256(convert_to(jsonb_build_array(p_kind, p_payload)::text, 'UTF8')),
+                            'hex');
+
 -- Inserts a job, with a rule for a dedupe_key that is taken. p_on_duplicate: 'raise' 23505, as a
 -- plain INSERT does; 'skip': return the id that holds the key; 'replace': give a waiting job the
 -- new payload, kind, priority, times, limits and meta (it keeps its keys, its place in their
 -- lines, and its failures); 'reschedule': move it to the new run_at, and priority if one is given.
 -- A job that is running, or has ended and keeps its key, is not changed. `created`: id is the new
--- job; `changed`: the holder was changed as requested. p_id: an id of the caller's own, see also
--- enqueue_once(). Locks the holder if it is to change, then as move().
+-- job; `changed`: the holder was changed as requested. p_dedupe_by: 'payload', then payload_key()
+-- is the dedupe_key. p_id: an id of the caller's own, see also enqueue_once(). Locks the holder if it is to change, then as move().
 CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
                                    p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL,
@@ -99,7 +105,8 @@ CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_dedupe_for_s float8 DEFAULT NULL,
                                    p_serialize_key text DEFAULT NULL, p_limit_key text DEFAULT NULL,
                                    p_on_retry text DEFAULT 'hold',
-                                   p_on_duplicate text DEFAULT 'raise', p_id uuid DEFAULT NULL)
+                                   p_on_duplicate text DEFAULT 'raise', p_id uuid DEFAULT NULL,
+                                   p_dedupe_by text DEFAULT NULL)
 RETURNS TABLE (id uuid, created boolean, changed boolean)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -112,8 +119,11 @@ DECLARE
         WHEN p_on_duplicate IS NULL
           OR p_on_duplicate NOT IN ('raise', 'skip', 'replace', 'reschedule')
             THEN 'p_on_duplicate must be raise, skip, replace or reschedule'
-        WHEN p_on_duplicate <> 'raise' AND p_dedupe_key IS NULL
-            THEN 'p_on_duplicate needs a p_dedupe_key'
+        WHEN p_dedupe_by <> 'payload' THEN 'p_dedupe_by must be payload'
+        WHEN num_nonnulls(p_dedupe_key, p_dedupe_by) > 1
+            THEN 'p_dedupe_key and p_dedupe_by are both given: pass one of them'
+        WHEN p_on_duplicate <> 'raise' AND num_nonnulls(p_dedupe_key, p_dedupe_by) = 0
+            THEN 'p_on_duplicate needs a p_dedupe_key, or p_dedupe_by'
         WHEN num_nonnulls(p_run_at, p_delay_s) > 1
             THEN 'p_run_at and p_delay_s are both given: pass one of them'
         WHEN p_delay_s < 0 THEN 'p_delay_s must not be negative'
@@ -124,6 +134,8 @@ DECLARE
             THEN 'p_on_retry must be hold or yield'
         WHEN p_on_retry = 'yield' AND p_serialize_key IS NULL
             THEN 'p_on_retry => ''yield'' needs a p_serialize_key' END;
+    v_key    text := CASE WHEN p_dedupe_by IS NULL THEN p_dedupe_key
+                          ELSE payload_key(coalesce(p_kind, p_queue), p_payload) END;
     v_holder jobs;
 BEGIN
     IF v_wrong IS NOT NULL THEN
@@ -136,7 +148,7 @@ BEGIN
                                timeout_s, meta, dedupe_key, dedupe_until, serialize_key, limit_key,
                                yields)
         VALUES (coalesce(p_id, new_id()), p_queue, p_payload, p_kind, coalesce(p_priority, 0),
-                v_run_at, p_expires_at, p_max_attempts, p_timeout_s, p_meta, p_dedupe_key, v_until,
+                v_run_at, p_expires_at, p_max_attempts, p_timeout_s, p_meta, v_key, v_until,
                 p_serialize_key, p_limit_key, p_on_retry = 'yield')
         ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING
         RETURNING j.id INTO id;
@@ -147,7 +159,7 @@ BEGIN
         END IF;
         EXIT WHEN p_on_duplicate = 'raise';
         SELECT * INTO v_holder FROM jobs j
-        WHERE j.queue = p_queue AND j.dedupe_key = p_dedupe_key AND j.status <> 'dead';
+        WHERE j.queue = p_queue AND j.dedupe_key = v_key AND j.status <> 'dead';
         CONTINUE WHEN NOT FOUND;  -- it has ended in between
         id := v_holder.id;
         IF p_on_duplicate = 'skip' OR v_holder.status IN ('running', 'completed') THEN
@@ -174,7 +186,6 @@ BEGIN
     RAISE EXCEPTION 'duplicate key value violates unique constraint "jobs_dedupe"'
         USING ERRCODE = 'unique_violation', SCHEMA = 'pgworkd', TABLE = 'jobs',
             CONSTRAINT = 'jobs_dedupe',
-              DETAIL = format('Key (queue, dedupe_key)=(%s, %s) already exists.', p_queue,
-                              p_dedupe_key),
+              DETAIL = format('Key (queue, dedupe_key)=(%s, %s) already exists.', p_queue, v_key),
               HINT = 'p_on_duplicate says what else to do with such a job.';
 END $$;

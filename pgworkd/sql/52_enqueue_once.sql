@@ -20,7 +20,8 @@ CREATE OR REPLACE FUNCTION enqueue_once(p_id uuid, p_queue text, p_payload jsonb
                                         p_dedupe_for_s float8 DEFAULT NULL,
                                         p_serialize_key text DEFAULT NULL,
                                         p_limit_key text DEFAULT NULL,
-                                        p_on_retry text DEFAULT 'hold')
+                                        p_on_retry text DEFAULT 'hold',
+                                        p_dedupe_by text DEFAULT NULL)
 RETURNS TABLE (created boolean, same boolean, status text, keep_s int)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -53,7 +54,7 @@ BEGIN
         PERFORM FROM enqueue(p_queue, p_payload, p_kind, p_priority, p_run_at, p_delay_s,
                              p_expires_at, p_max_attempts, p_timeout_s, p_meta, p_dedupe_key,
                              p_dedupe_until, p_dedupe_for_s, p_serialize_key, p_limit_key,
-                             p_on_retry, p_id => p_id);
+                             p_on_retry, p_id => p_id, p_dedupe_by => p_dedupe_by);
         created := true;
         same := true;
         status := 'pending';

@@ -68,6 +68,19 @@ BUGS = (
         '    return body[:BODY_BYTES].decode(errors="replace")',
         tests="tests/push/test_traffic.py",
     ),
+    python(
+        "many jobs have no key by their payloads",
+        "client/statements",
+        '" ELSE pgworkd.payload_key(coalesce({kind}, {queue}), {payload}) END"',
+        '" ELSE {payload}::text END"',
+        tests="tests/http/test_dedupe_by.py",
+    ),
+    sql(
+        "a key by payload knows no kind",
+        "jsonb_build_array(p_kind, p_payload)",
+        "jsonb_build_array(p_payload)",
+        tests="tests/http/test_dedupe_by.py",
+    ),
     sql(
         "two runs of a job may have one number",
         "CHECK (attempts > 0 OR started_at IS NULL),",

@@ -30,7 +30,7 @@ async def test_large_payloads_are_split_over_several_statements(db: asyncpg.Conn
     jobs = [NewJob("q", {"text": "x" * 1_000_000}, meta={"n": n}) for n in range(20)]
     rows = [new_job.row(job) for job in jobs]
     statements = [step() for step in connections.inserts(range(20), rows)]
-    assert [values[15].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, one per line
+    assert [values[16].count("\n") + 1 for _, values in statements] == [8, 8, 4]  # its ids, one per line
     ids = await enqueue_many(db, jobs)
     found = await db.fetch("SELECT id FROM pgworkd.jobs ORDER BY (meta ->> 'n')::int")
     assert [row[0] for row in found] == ids
@@ -64,7 +64,7 @@ async def test_every_field_is_stored(opener: Any, dsn: str, db: asyncpg.Connecti
 
     row = dict(await db.fetchrow("SELECT * FROM pgworkd.jobs WHERE id = $1", job_id) or {})
     wanted = {**dataclasses.asdict(job), "status": "pending", "yields": True}
-    for name in ("delay", "dedupe_for", "on_retry", "after", "on_failed_dependency"):
+    for name in ("delay", "dedupe_for", "dedupe_by", "on_retry", "after", "on_failed_dependency"):
         del wanted[name]
     found = {**row, "payload": json.loads(row["payload"]), "meta": json.loads(row["meta"])}
     assert {name: found[name] for name in wanted} == wanted

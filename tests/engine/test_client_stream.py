@@ -112,6 +112,7 @@ _CHOICES: dict[str, list[Any]] = {
     "serialize_key": [None, "s", "t", "\ud800"],
     "on_retry": ["hold", "hold", "yield"],
     "dedupe_for": [None, None, 5, 0],
+    "dedupe_by": [None, "payload", "kind"],
     "payload": [
         None,
         {"n": 1},
@@ -164,7 +165,7 @@ def _parts(many: columns.ManyJobs) -> Iterator[columns.Columns]:
 def _rows(part: columns.Columns) -> list[tuple[Any, ...]]:
     """Rows as the server reads them: an empty list means that all have the value in `alike`."""
     count = len(part.ids)
-    assert part.values[16].split("\n") == list(part.payloads)
+    assert part.values[17].split("\n") == list(part.payloads)
     fields = [list(v) if v else [a] * count for a, v in zip(part.alike, part.varying, strict=True)]
     return [_without_default(each) for each in zip(*fields[:2], part.payloads, *fields[2:], strict=True)]
 

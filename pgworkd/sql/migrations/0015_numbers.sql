@@ -33,6 +33,11 @@ BEGIN
         WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
         ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
     END IF;
+    DROP FUNCTION IF EXISTS
+        enqueue(text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8, jsonb, text,
+                timestamptz, float8, text, text, text, text, uuid),
+        enqueue_once(uuid, text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8,
+                     jsonb, text, timestamptz, float8, text, text, text);
     -- Plain UPDATEs that would end a job, or have its runs share numbers, are told what to call.
     UPDATE jobs SET started_at = NULL WHERE attempts = 0 AND started_at IS NOT NULL;
     ALTER TABLE jobs
@@ -58,12 +63,12 @@ BEGIN
         SELECT (jsonb_agg(f) || coalesce((
             SELECT jsonb_agg(o.value || jsonb_build_object('name', l.name))
             FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) o
-            JOIN (VALUES ('append_minutes', 'finer_counts'),
-                         ('append_minutes', 'usual_runs'), ('archive', 'count_ended'),
-                         ('error_group', 'error_place'), ('count_deaths', 'note_alert'),
-                         ('count_deaths', 'due_rules'), ('count_deaths', 'make_alerts'),
-                         ('count_deaths', 'told'), ('count_deaths', 'is_since'),
-                         ('count_deaths', 'is_later'))
+            JOIN (VALUES ('append_minutes', 'finer_counts'), ('append_minutes', 'usual_runs'),
+                         ('archive', 'count_ended'), ('error_group', 'error_place'),
+                         ('count_deaths', 'note_alert'), ('count_deaths', 'due_rules'),
+                         ('count_deaths', 'make_alerts'), ('count_deaths', 'told'),
+                         ('count_deaths', 'is_since'), ('count_deaths', 'is_later'),
+                         ('enqueue', 'payload_key'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
 END $migration$;

@@ -120,6 +120,9 @@ class AnyJob(Model):
     max_attempts: Attempts | None = None
     timeout_s: Period | None = Field(None, description="Seconds per attempt")
     dedupe_key: Key | None = Field(None, description="The queue accepts one unfinished job per key")
+    dedupe_by: Literal["payload"] | None = Field(
+        None, description="In place of a dedupe key: it is made of kind and payload"
+    )
     dedupe_until: Instant | None = Field(None, description="How long a finished job keeps its key")
     dedupe_for_s: Period | None = Field(None, description="The same in seconds from now")
     serialize_key: Key | None = Field(None, description="Jobs with the same key run one at a time")
