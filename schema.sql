@@ -338,11 +338,9 @@ CREATE INDEX IF NOT EXISTS finished_jobs_batch ON finished_jobs (batch_id, id)
 -- The counters are updated under the root's lock, and are in no index: see 91_batch_counts.sql.
 CREATE TABLE IF NOT EXISTS batches (
     id           uuid PRIMARY KEY DEFAULT new_id(),
-    root_id      uuid NOT NULL,      -- filled in by a trigger, as `depth` is
-    parent_id    uuid REFERENCES batches,
+    root_id uuid NOT NULL, parent_id uuid REFERENCES batches,  -- root_id: by a trigger, as `depth`
     created_at timestamptz NOT NULL DEFAULT clock(), sealed_at timestamptz,
-    cancelled_at timestamptz,        -- takes no more jobs, and ends those it has
-    finished_at  timestamptz,
+    finished_at timestamptz, cancelled_at timestamptz,  -- takes no more jobs, and ends those it has
     tree_finished_at timestamptz,    -- of a root: everything ended, and its callback was inserted
     added        bigint NOT NULL DEFAULT 0,  -- without what is still in batch_additions
     completed bigint NOT NULL DEFAULT 0, dead bigint NOT NULL DEFAULT 0,
@@ -355,6 +353,7 @@ CREATE TABLE IF NOT EXISTS batches (
     name         name_text NOT NULL,
     queue        name_text NOT NULL, -- default of its jobs
     kind         name_text,          -- the same; NULL: the queue's own handler
+    max_attempts attempts_limit, meta payload_object,  -- of its jobs that say none; passed through
     stream_kind  name_text,          -- streamed jobs get this kind, and add the batch's own jobs
     dedupe_key   key_text,           -- of a root: at most one unfinished tree of name and queue
     dedupe_until timestamptz,        -- a finished tree keeps it until then, unless cancelled
@@ -591,7 +590,8 @@ SELECT b.id, b.root_id, b.parent_id, b.name::text, b.depth, b.queue::text, b.kin
             ELSE 'completed' END AS state,
        b.added + coalesce(a.added, 0)::bigint AS total, b.completed + b.dead + b.cancelled AS done,
        b.completed, b.dead, b.cancelled, b.max_failures, b.stream, b.final, b.dedupe_key::text,
-       b.created_at, b.sealed_at, b.cancelled_at, b.finished_at, b.tree_finished_at, b.dedupe_until
+       b.created_at, b.sealed_at, b.cancelled_at, b.finished_at, b.tree_finished_at, b.dedupe_until,
+       b.max_attempts::int, b.meta::jsonb
 FROM batches b
 LEFT JOIN LATERAL (SELECT sum(x.added) AS added, bool_or(x.seals) AS seals FROM batch_additions x
                    WHERE x.batch_id = b.id) a ON true;
@@ -605,7 +605,7 @@ SELECT r.id, r.name::text, r.queue::text,
             WHEN t.dead + t.cancelled > 0 THEN 'completed with failures'
             ELSE 'completed' END AS state,
        t.batches, t.total, t.done, t.completed, t.dead, t.cancelled, r.created_at,
-       r.tree_finished_at AS finished_at
+       r.tree_finished_at AS finished_at, r.meta::jsonb
 FROM batches r, LATERAL (
     SELECT count(*) AS batches, sum(p.total)::bigint AS total, sum(p.done)::bigint AS done,
            sum(p.completed)::bigint AS completed, sum(p.dead)::bigint AS dead,

@@ -30,6 +30,8 @@ class TreeRow(NamedTuple):
     cancelled: int
     created_at: datetime | None
     finished_at: datetime | None
+    meta: str | None
+    """JSON text, of the root."""
 
 
 class ResultRow(NamedTuple):

@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from pgworkd.cli.common import Dsn, Json, ask, ask_any
-from pgworkd.cli.output import as_json, is_terminal, out, print_rows
+from pgworkd.cli.output import as_json, is_terminal, out, parsed, print_rows
 from pgworkd.core.validation import counted
 from pgworkd.errors import BatchClosed, UsageError
 from pgworkd.process.redaction import escaped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BAR_CHARS = 20
 REFRESH_S = 0.5
-_NARROW = "id state name done total queue batches created_at finished_at cancelled dead"
+_NARROW = "id state name done total queue batches created_at finished_at cancelled dead meta"
 
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The batch's id.")]
 
@@ -43,7 +43,11 @@ def batches(
         return
     from pgworkd.admin.batches import TreeRow
 
-    print_rows(ask_any(dsn, lambda admin: admin.batches.find(name, limit)), TreeRow._fields, _NARROW, json=json)
+    rows = ask_any(dsn, lambda admin: admin.batches.find(name, limit))
+    if json:
+        as_json([row._asdict() | {"meta": parsed(row.meta)} for row in rows])
+    else:
+        print_rows(rows, TreeRow._fields, _NARROW, json=False)
 
 
 @group.command()
@@ -62,7 +66,7 @@ def show(
         return
     rows = ask_any(dsn, lambda admin: admin.batches.tree(batch_id))
     if json:
-        as_json([row._asdict() for row in rows])
+        as_json([row._asdict() | {"meta": parsed(row.meta)} for row in rows])
     else:
         out(drawn(rows))
 

@@ -13,7 +13,8 @@ from pgworkd.client.new_job import NewJob
 class Progress(NamedTuple):
     """The progress of a batch: `done` of `total` jobs have finished: completed, dead or cancelled (or expired).
 
-    `state`: open, sealed, cancelling, cancelled, completed or completed with failures. `depth`: 0 for a root.
+    `state`: open, sealed, cancelling, cancelled, completed or completed with failures. `depth`: 0 for a root. `meta`:
+    JSON text.
     """
 
     id: UUID
@@ -25,6 +26,7 @@ class Progress(NamedTuple):
     completed: int
     dead: int
     cancelled: int
+    meta: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -62,6 +64,8 @@ class BatchOptions(TypedDict, total=False):
     dedupe_until: datetime | None
     dedupe_for: float | timedelta | None
     max_failures: int | None
+    max_attempts: int | None
+    meta: object
     on_complete: NewJob | Mapping[str, Any] | None
     on_failure: NewJob | Mapping[str, Any] | None
 
@@ -75,6 +79,8 @@ class ChildOptions(TypedDict, total=False):
     stream_kind: str | None
     final: bool
     max_failures: int | None
+    max_attempts: int | None
+    meta: object
 
 
 class AddOptions(TypedDict, total=False):

@@ -49,6 +49,8 @@ class _Creation(NamedTuple):
     dedupe_for_s: float | None = None
     on_complete: str | None = None
     on_failure: str | None = None
+    max_attempts: int | None = None
+    meta: str | None = None
 
 
 Conn_co = TypeVar("Conn_co", covariant=True)
@@ -96,16 +98,17 @@ class Batch(Generic[Conn_co]):
 
         stream: each job that completes in this batch adds one to the child: of its `kind`, or of `stream_kind`, whose
         handler makes the child's jobs (see `App.stream`). The child is sealed when this batch has finished. Create it
-        before this batch has jobs. final: its results are the results of the tree. kind, queue, max_failures: as for
-        `batch()`.
+        before this batch has jobs. final: its results are the results of the tree. kind, queue, max_failures,
+        max_attempts, meta: as for `batch()`.
         """
         stream_kind = options.get("stream_kind")
         if options.get("stream") and stream_kind is None and self._kinds is not None:
             stream_kind = self._kinds.stream_kind(self.name, name)
         kind, max_failures = options.get("kind"), options.get("max_failures")
         queue = _queue(options.get("queue"), kind, self._kinds)
-        creation = _Creation(bool(options.get("stream")), stream_kind, bool(options.get("final")), max_failures)
         _known(options, ChildOptions)
+        creation = _Creation(bool(options.get("stream")), stream_kind, bool(options.get("final")), max_failures)
+        creation = creation._replace(**_of_jobs(options))
         return _open(self._conn, self.id, name, queue, kind, creation, self._kinds)
 
     @overload
@@ -215,6 +218,7 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
     `kinds` (an app) knows it, else the queue named as the kind, or as the batch. dedupe_key: taken while the tree is
     unfinished, and after that until `dedupe_until` (an instant), or for `dedupe_for` (seconds or a timedelta) from now
     on; a tree that is cancelled or deleted frees its key. A tree found sealed accepts no jobs (PW003).
+    max_attempts: of its jobs that do not say. meta: facts about the batch, as JSON, that its progress shows.
     max_failures: the batch is cancelled when more jobs than that are dead. on_complete: the job to insert when the
     whole tree has finished; on_failure: the job to insert instead if any job died or was cancelled. Their payload gets
     a "batch" with id, name, state and counts.
@@ -232,6 +236,7 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
         dedupe_for_s=values["dedupe_for"],
         on_complete=_callback(options.get("on_complete"), "on_complete"),
         on_failure=_callback(options.get("on_failure"), "on_failure"),
+        **_of_jobs(options),
     )
     return _open(conn, None, name, _queue(queue, kind, kinds) or name, kind, creation, kinds)
 
@@ -239,6 +244,12 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
 def _values(job: NewJob) -> dict[str, Any]:
     """The fields of a job as the statements take them; UsageError for an invalid one."""
     return dict(zip((field.name for field in FIELDS), row(job), strict=True))
+
+
+def _of_jobs(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a batch that are as those of a job, checked as these are."""
+    values = _values(NewJob("-", max_attempts=options.get("max_attempts"), meta=options.get("meta")))
+    return {name: values[name] for name in ("max_attempts", "meta")}
 
 
 def _known(options: Mapping[str, Any], known: Any) -> None:

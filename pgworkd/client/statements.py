@@ -119,7 +119,8 @@ FROM pgworkd.create_batch(
     p_kind => CAST($4 AS text), p_stream => CAST($5 AS boolean), p_stream_kind => CAST($6 AS text),
     p_final => CAST($7 AS boolean), p_max_failures => CAST($8 AS int), p_dedupe_key => CAST($9 AS text),
     p_dedupe_until => CAST(CAST($10 AS text) AS timestamptz), p_dedupe_for_s => CAST($11 AS float8),
-    p_on_complete => CAST(CAST($12 AS text) AS jsonb), p_on_failure => CAST(CAST($13 AS text) AS jsonb))""")
+    p_on_complete => CAST(CAST($12 AS text) AS jsonb), p_on_failure => CAST(CAST($13 AS text) AS jsonb),
+    p_max_attempts => CAST($14 AS int), p_meta => CAST(CAST($15 AS text) AS jsonb))""")
 ADD_JOBS = styles(
     """
 SELECT cardinality(pgworkd.add_jobs(
@@ -132,5 +133,5 @@ CANCEL_BATCH = styles(
     "SELECT cancelled, requested, more FROM pgworkd.cancel_batch(CAST(CAST($1 AS text) AS uuid), 10000)"
 )
 BATCH_PROGRESS = styles("""
-SELECT CAST(id AS text), name, depth, state, total, done, completed, dead, cancelled
+SELECT CAST(id AS text), name, depth, state, total, done, completed, dead, cancelled, CAST(meta AS text)
 FROM pgworkd.batch_tree(CAST(CAST($1 AS text) AS uuid))""")

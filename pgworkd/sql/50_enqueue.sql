@@ -85,8 +85,8 @@ END $$;
 -- The dedupe_key of a job that is to be the only one of its kind and payload (as jsonb prints it).
 CREATE OR REPLACE FUNCTION payload_key(p_kind text, p_payload jsonb) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN 'payload:' || encode(sha256(convert_to(jsonb_build_array(p_kind, p_payload)::text, 'UTF8')),
-                            'hex');
+RETURN 'payload:'
+    || encode(sha256(convert_to(jsonb_build_array(p_kind, p_payload)::text, 'UTF8')), 'hex');
 
 -- Inserts a job, with a rule for a dedupe_key that is taken. p_on_duplicate: 'raise' 23505, as a
 -- plain INSERT does; 'skip': return the id that holds the key; 'replace': give a waiting job the
@@ -94,7 +94,8 @@ RETURN 'payload:' || encode(sha256(convert_to(jsonb_build_array(p_kind, p_payloa
 -- lines, and its failures); 'reschedule': move it to the new run_at, and priority if one is given.
 -- A job that is running, or has ended and keeps its key, is not changed. `created`: id is the new
 -- job; `changed`: the holder was changed as requested. p_dedupe_by: 'payload', then payload_key()
--- is the dedupe_key. p_id: an id of the caller's own, see also enqueue_once(). Locks the holder if it is to change, then as move().
+-- is the dedupe_key. p_id: an id of the caller's own, see also enqueue_once(). Locks the holder if
+-- it is to change, then as move().
 CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
                                    p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL,

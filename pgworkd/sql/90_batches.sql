@@ -24,7 +24,8 @@ CREATE OR REPLACE FUNCTION create_batch(p_name text, p_queue text DEFAULT NULL,
                                         p_on_failure jsonb DEFAULT NULL,
                                         p_dedupe_key text DEFAULT NULL,
                                         p_dedupe_until timestamptz DEFAULT NULL,
-                                        p_dedupe_for_s float8 DEFAULT NULL)
+                                        p_dedupe_for_s float8 DEFAULT NULL,
+                                        p_max_attempts int DEFAULT NULL, p_meta jsonb DEFAULT NULL)
 RETURNS TABLE (id uuid, created boolean)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -48,10 +49,12 @@ BEGIN
            OR b.parent_id = p_parent AND b.name = p_name;
         EXIT WHEN FOUND;
         INSERT INTO batches AS b (name, queue, kind, parent_id, stream, stream_kind, final,
-                                  max_failures, on_complete, on_failure, dedupe_key, dedupe_until)
+                                  max_failures, on_complete, on_failure, dedupe_key, dedupe_until,
+                                  max_attempts, meta)
         VALUES (p_name, p_queue, p_kind, p_parent, p_stream, p_stream_kind, p_final, p_max_failures,
                 p_on_complete, p_on_failure, p_dedupe_key,
-                coalesce(p_dedupe_until, clock() + make_interval(secs => p_dedupe_for_s)))
+                coalesce(p_dedupe_until, clock() + make_interval(secs => p_dedupe_for_s)),
+                p_max_attempts, p_meta)
         ON CONFLICT DO NOTHING
         RETURNING b.id, true INTO id, created;
         EXIT WHEN FOUND;
@@ -289,8 +292,8 @@ BEGIN
                           max_attempts, timeout_s, meta)
         SELECT coalesce(p.id, new_id()), p_batch, true, coalesce(p_queue, v_batch.queue),
                coalesce(p_kind, v_batch.kind), p.payload,
-               coalesce(p_priority, 0), coalesce(p_run_at, clock()), p_max_attempts, p_timeout_s,
-               p_meta
+               coalesce(p_priority, 0), coalesce(p_run_at, clock()),
+               coalesce(p_max_attempts, v_batch.max_attempts), p_timeout_s, p_meta
         FROM unnest(p_payloads, p_ids) WITH ORDINALITY AS p (payload, id, place) ORDER BY p.place
         RETURNING id
     )

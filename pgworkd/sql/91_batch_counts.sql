@@ -142,7 +142,8 @@ DECLARE
 BEGIN
     WITH made AS MATERIALIZED (
         SELECT c.id AS batch_id, c.queue, coalesce(c.stream_kind, c.kind) AS kind, e.id AS source,
-               e.meta, jsonb_build_object('input', e.payload, 'result', e.result) AS payload
+               c.max_attempts, e.meta,
+               jsonb_build_object('input', e.payload, 'result', e.result) AS payload
         FROM unnest(p_ended) e JOIN batches b ON b.id = e.batch_id JOIN batches c
             ON c.parent_id = b.id
         WHERE e.payload IS NOT NULL AND c.stream
@@ -154,9 +155,9 @@ BEGIN
                pg_column_size(m.payload) <= 200 OR octet_length(m.payload::text) <= 2097152 AS fits
         FROM made m
     ), added AS (
-        INSERT INTO jobs (batch_id, counted, queue, kind, meta, payload, status, failures,
-                          failed_at, error, errors)
-        SELECT s.batch_id, true, s.queue, s.kind, s.meta,
+        INSERT INTO jobs (batch_id, counted, queue, kind, max_attempts, meta, payload, status,
+                          failures, failed_at, error, errors)
+        SELECT s.batch_id, true, s.queue, s.kind, s.max_attempts, s.meta,
                CASE WHEN s.fits THEN s.payload ELSE jsonb_build_object('source', s.source) END,
                CASE WHEN s.fits THEN 'pending' ELSE 'dead' END::job_status,
                CASE WHEN s.fits THEN 0 ELSE 1 END,

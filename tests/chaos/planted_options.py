@@ -82,6 +82,19 @@ BUGS = (
         tests="tests/http/test_dedupe_by.py",
     ),
     sql(
+        "a streamed job does not ask its batch how often it is tried",
+        "s.kind, s.max_attempts, s.meta,",
+        "s.kind, NULL, s.meta,",
+        tests="tests/http/test_batches.py -k how_often",
+    ),
+    python(
+        "who may see no payloads sees the meta of batches",
+        "gateway/api/routes/batches",
+        'access.allows("payload", queue) else None',
+        "access else None",
+        tests="tests/http/test_batches.py -k how_often",
+    ),
+    sql(
         "two runs of a job may have one number",
         "CHECK (attempts > 0 OR started_at IS NULL),",
         "CHECK (attempts > 0 OR true),",

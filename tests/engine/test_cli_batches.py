@@ -87,6 +87,13 @@ def test_trees_are_listed_newest_first(shell: Shell) -> None:
     assert len(json.loads(shell("batches", "-n", "1", "--json").stdout)) == 1
 
 
+def test_the_meta_of_trees_is_listed(shell: Shell) -> None:
+    tree = shell.sql("SELECT id FROM pgworkd.create_batch('m', 'q', p_meta => '{\"by\": \"ann\"}')")
+    assert '{"by": "ann"}' in shell("batches").stdout
+    for command in (("batches",), ("batches", "show", str(tree))):
+        assert json.loads(shell(*command, "--json").stdout)[0]["meta"] == {"by": "ann"}
+
+
 def test_a_tree_is_followed_until_it_finishes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "REFRESH_S", 0.01)
     root = batch(shell.db, "payroll", kind="calculate")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import asyncpg
 import pytest
 
+from pgworkd.client import batch
+from pgworkd.errors import UsageError
 from pgworkd.gateway.api.request import batch_waits
 from tests.kits import verbs
 from tests.kits.daemon import running, until
@@ -134,6 +137,49 @@ async def test_a_batch_belongs_to_the_queue_of_its_root(dsn: str, db: Db) -> Non
         assert len((await call.ok("GET", f"/v1/batches/{root}/results?every=true"))["results"]) == 2
         shown = await narrow.ok("GET", f"/v1/batches/{root}?wait_s=20")
         assert (shown["finished"], shown["state"], len(shown["below"])) == (True, "completed", 1)
+
+
+async def test_a_batch_says_how_often_its_jobs_are_tried_and_what_it_is_about(dsn: str, db: Db) -> None:
+    """By all doors; jobs that say for themselves are left alone, and streamed ones ask their own batch."""
+    meta = '{"by": "ann", "amount": 1.10}'
+    child = {"name": "child", "stream": True, "max_attempts": 5, "meta": {"of": "child"}}
+    async with calling(dsn) as call:
+        body = {"name": "http", "queue": "q", "max_attempts": 7, "payloads": [{}], "children": [child]}
+        content = json.dumps(body)[:-1] + f', "meta": {meta}}}'
+        answer = await call(
+            "POST", "/v1/batches", content=content.encode(), headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 201, answer.text
+        root = answer.json()["id"]
+        await call.ok("POST", f"/v1/batches/{root}/jobs", {"payloads": [{}], "max_attempts": 2})
+        await call.ok(
+            "POST", f"/v1/batches/{root}/children", {"name": "late", "meta": {"of": "late"}, "max_attempts": 4}
+        )
+        (first, *_) = await verbs.claim(db, await verbs.worker(db))
+        await verbs.complete(db, [first["id"]])
+        shown = await call("GET", f"/v1/batches/{root}")
+        assert '"meta":{"by": "ann", "amount": 1.10}' in shown.text
+        assert [each["meta"] for each in shown.json()["below"]] == [{"of": "child"}, {"of": "late"}]
+        narrow = also(call, await token(dsn, {"read": None}))
+        seen = await narrow.ok("GET", f"/v1/batches/{root}")
+        assert [each["meta"] for each in (seen, *seen["below"])] == [None] * 3
+        assert (await narrow.ok("GET", "/v1/batches"))["batches"][0]["meta"] is None
+        assert (await call.ok("GET", "/v1/batches"))["batches"][0]["meta"] == {"by": "ann", "amount": 1.1}
+        for wrong in ({"max_attempts": 0}, {"max_attempts": 1001}, {"meta": [1]}):
+            assert (await call.problem("POST", "/v1/batches", {"name": "x"} | wrong))[:2] == (422, "invalid")
+    made = await batch(db, "python", queue="p", max_attempts=3, meta={"n": 1})
+    await made.add([{}])
+    assert [each.meta for each in await made.progress()] == ['{"n": 1}']
+    for wrong in ({"max_attempts": 0}, {"meta": [1]}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            await batch(db, "python", **wrong)
+    by_sql = await db.fetchval("SELECT id FROM pgworkd.create_batch('s', 's', p_max_attempts => 9, p_meta => '{}')")
+    await db.execute("SELECT pgworkd.add_jobs($1, ARRAY['{}'::jsonb])", by_sql)
+    tried = await db.fetch(
+        "SELECT b.name::text, j.max_attempts FROM pgworkd.jobs j JOIN pgworkd.batches b ON b.id = batch_id"
+    )
+    assert sorted(map(tuple, tried)) == [("child", 5), ("http", 2), ("python", 3), ("s", 9)]
+    assert await db.fetchval("SELECT max_attempts FROM pgworkd.finished_jobs") == 7
 
 
 async def test_a_cursor_that_is_none_is_refused(dsn: str) -> None:

@@ -57,10 +57,13 @@ async def finished(call: Caller, **more: Any) -> str:
     return job_id
 
 
-@plays("create a job that has items")
+@plays("create a job that has items, with metadata, and how often each item may fail")
 async def create(call: Caller, db: Db, dsn: str) -> None:
-    made = await call.ok("POST", "/v1/batches", {"name": "job", "queue": "q", "payloads": [{"n": 1}, {"n": 2}]})
-    assert (await call.ok("GET", f"/v1/batches/{made['id']}"))["total"] == 2
+    job = {"name": "job", "queue": "q", "payloads": [{"n": 1}, {"n": 2}], "meta": {"by": "ann"}, "max_attempts": 5}
+    made = await call.ok("POST", "/v1/batches", job)
+    shown = await call.ok("GET", f"/v1/batches/{made['id']}")
+    assert (shown["total"], shown["meta"]) == (2, {"by": "ann"})
+    assert await db.fetchval("SELECT array_agg(max_attempts::int) FROM pgworkd.jobs") == [5, 5]
 
 
 @plays("assign a job to a worker")

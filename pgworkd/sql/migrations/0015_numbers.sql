@@ -33,7 +33,12 @@ BEGIN
         WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
         ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
     END IF;
+    ALTER TABLE IF EXISTS batches
+        ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
+        ADD COLUMN IF NOT EXISTS meta payload_object;
     DROP FUNCTION IF EXISTS
+        create_batch(text, text, text, uuid, boolean, text, boolean, int, jsonb, jsonb, text,
+                     timestamptz, float8),
         enqueue(text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8, jsonb, text,
                 timestamptz, float8, text, text, text, text, uuid),
         enqueue_once(uuid, text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8,

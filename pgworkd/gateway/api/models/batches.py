@@ -53,6 +53,8 @@ class AnyBatch(Model):
     max_failures: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         None, description="The batch is cancelled when more jobs than that are dead"
     )
+    max_attempts: Attempts | None = Field(None, description="Of its jobs that do not say")
+    meta: Payload | None = Field(None, description="Facts about the batch")
     payloads: list[Payload] = Field(default_factory=list, max_length=BULK_MAX, description="A job for each")
     children: list[ChildIn] = Field(default_factory=list, max_length=100)
     sealed: bool = Field(False, description="Accept no further jobs")
@@ -67,7 +69,7 @@ class ChildIn(AnyBatch):
 
     def options(self) -> dict[str, Any]:
         """The members as the arguments of Batch.child."""
-        names = ("kind", "queue", "max_failures", "stream", "stream_kind", "final")
+        names = ("kind", "queue", "max_failures", "max_attempts", "meta", "stream", "stream_kind", "final")
         return {name: getattr(self, name) for name in names if name in self.model_fields_set}
 
 
@@ -82,7 +84,7 @@ class BatchIn(AnyBatch):
 
     def options(self) -> dict[str, Any]:
         """The members as the arguments of batch()."""
-        names = ("kind", "queue", "max_failures", "dedupe_key", "dedupe_until")
+        names = ("kind", "queue", "max_failures", "max_attempts", "meta", "dedupe_key", "dedupe_until")
         found: dict[str, Any] = {name: getattr(self, name) for name in names if name in self.model_fields_set}
         callbacks = {"on_complete": self.on_complete, "on_failure": self.on_failure}
         found |= {name: job.job() for name, job in callbacks.items() if job is not None}
@@ -122,9 +124,10 @@ class Sealed(Answer):
 
 
 class BatchState(Answer, row=Progress):
-    """The progress of one batch: `done` of `total` jobs have finished."""
+    """The progress of one batch: `done` of `total` jobs have finished. `meta`: for the scope payload."""
 
     state: Literal["open", "sealed", "cancelling", "cancelled", "completed", "completed with failures"]
+    meta: dict[str, Any] | None
 
 
 class BatchOut(BatchState):
@@ -135,9 +138,10 @@ class BatchOut(BatchState):
 
 
 class TreeOut(Answer, row=TreeRow):
-    """A tree of batches, by its root."""
+    """A tree of batches, by its root. `meta`: for the scope payload."""
 
     state: Literal["running", "cancelling", "cancelled", "completed", "completed with failures"]
+    meta: dict[str, Any] | None
 
 
 class TreePage(Answer):

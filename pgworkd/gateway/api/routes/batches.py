@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.client import Batch, Progress, batch
 from pgworkd.client.batch_types import Cancelled
+from pgworkd.core.access import Access
 from pgworkd.core.json_text import JsonText
 from pgworkd.gateway.api.models.batches import (
     AddIn,
@@ -97,7 +98,7 @@ async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: Idem
     """Create a batch below another."""
     ids: dict[str, UUID] = {}
     async with once(request, key) as call:
-        queue = await _allowed(request, call.connection, batch_id, "enqueue")
+        queue, _ = await _allowed(request, call.connection, batch_id, "enqueue")
         for each in _queues(body, queue):
             need(request, "enqueue", each)
         if call.earlier is not None:
@@ -121,7 +122,7 @@ async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: Idem
 async def add_jobs(request: Request, batch_id: PathId, body: AddIn, key: IdempotencyKey = None) -> Response:
     """Add a job for each payload, all or none."""
     async with once(request, key) as call:
-        queue = await _allowed(request, call.connection, batch_id, "enqueue")
+        queue, _ = await _allowed(request, call.connection, batch_id, "enqueue")
         need(request, "enqueue", body.queue or queue)
         if call.earlier is not None:
             return call.earlier
@@ -152,7 +153,9 @@ async def list_batches(
     async with gateway_of(request).admin() as admin:
         found = await admin.batches.find(name, limit, key=dedupe_key, queue=queue, before=cursor)
     more = found[-1].id if len(found) == limit else None
-    return Json({"batches": [each._asdict() for each in found], "next": more})
+    access = access_of(request)
+    shown = [each._asdict() | {"meta": _meta(access, each.queue, each.meta)} for each in found]
+    return Json({"batches": shown, "next": more})
 
 
 @router.get("/batches/{batch_id}", response_model=BatchOut, responses=documented("not-found", "too-many-waiters"))
@@ -162,24 +165,31 @@ async def get_batch(request: Request, batch_id: PathId, wait_s: WaitS = 0) -> Re
     With `wait_s` as soon as all of them have finished, to within a second.
     """
     gateway = gateway_of(request)
-    tree = await _tree(request, batch_id)
+    tree, queue = await _tree(request, batch_id)
     if wait_s and not _finished(tree):
         end = partial(gateway.batch_waits.end, batch_id, wait_s)
         await gateway.waited(request, end, gateway.waits.place(access_of(request).name))
-        tree = await _tree(request, batch_id)
-    below = [each._asdict() for each in tree[1:]]
-    return Json(tree[0]._asdict() | {"finished": _finished(tree), "below": below})
+        tree, queue = await _tree(request, batch_id)
+    access = access_of(request)
+    top, *below = [each._asdict() | {"meta": _meta(access, queue, each.meta)} for each in tree]
+    return Json(top | {"finished": _finished(tree), "below": below})
+
+
+def _meta(access: Access, queue: str, text: str | None) -> JsonText | None:
+    """What is shown of a batch's meta; `queue`: of its root."""
+    return JsonText(text) if text is not None and access.allows("payload", queue) else None
 
 
 def _finished(tree: list[Progress]) -> bool:
     return all(each.finished for each in tree)
 
 
-async def _tree(request: Request, batch_id: UUID) -> list[Progress]:
+async def _tree(request: Request, batch_id: UUID) -> tuple[list[Progress], str]:
+    """The tree, and the queue of its root."""
     gateway = gateway_of(request)
     async with gateway.database.transaction() as connection:
-        await _allowed(request, connection, batch_id, "read")
-        return await gateway.admin_on(connection).batches.tree(batch_id)
+        _, queue = await _allowed(request, connection, batch_id, "read")
+        return await gateway.admin_on(connection).batches.tree(batch_id), queue
 
 
 @router.get("/batches/{batch_id}/results", response_model=ResultsPage, responses=documented("not-found"))
@@ -232,14 +242,14 @@ async def delete_batch(request: Request, batch_id: PathId) -> Response:
         return Json({"deleted": await gateway.admin_on(connection).batches.delete(batch_id)})
 
 
-async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: str) -> str:
-    """The queue of the batch's jobs; Problem not-found, as if there were none, unless a scope covers its root's."""
+async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: str) -> tuple[str, str]:
+    """The queues of the batch's jobs and of its root; Problem not-found, as if there were none, unless a scope fits."""
     needed_any(request, *scopes)
     access = access_of(request)
     queues = await gateway_of(request).admin_on(connection).batches.queues(batch_id)
     if queues is None or not any(access.allows(scope, queues[1]) for scope in scopes):
         raise Problem("not-found", f"batch {batch_id} is unknown: check the id; it may have been deleted")
-    return queues[0]
+    return queues
 
 
 async def _hidden(request: Request, admin: Admin, ids: list[UUID]) -> set[UUID]:
