@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 from uuid import UUID
 
 from pgworkd.client.new_job import NewJob
@@ -62,7 +62,7 @@ class BatchOptions(TypedDict, total=False):
     queue: str | None
     dedupe_key: str | None
     dedupe_until: datetime | None
-    dedupe_for: float | timedelta | None
+    dedupe_for: float | timedelta | Literal["kept"] | None
     max_failures: int | None
     max_attempts: int | None
     meta: object

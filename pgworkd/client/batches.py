@@ -217,7 +217,8 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
     kind, queue: of its jobs, and of its children's by default. Without a queue, that of the kind's handler, if
     `kinds` (an app) knows it, else the queue named as the kind, or as the batch. dedupe_key: taken while the tree is
     unfinished, and after that until `dedupe_until` (an instant), or for `dedupe_for` (seconds or a timedelta) from now
-    on; a tree that is cancelled or deleted frees its key. A tree found sealed accepts no jobs (PW003).
+    on, or for as long as the tree is kept (dedupe_for="kept"); a tree that is cancelled or deleted frees its key. A
+    tree found sealed accepts no jobs (PW003).
     max_attempts: of its jobs that do not say. meta: facts about the batch, as JSON, that its progress shows.
     max_failures: the batch is cancelled when more jobs than that are dead. on_complete: the job to insert when the
     whole tree has finished; on_failure: the job to insert instead if any job died or was cancelled. Their payload gets
@@ -228,12 +229,13 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
     _known(options, BatchOptions)
     kind, queue = options.get("kind"), options.get("queue")
     key: dict[str, Any] = {name: options.get(name) for name in ("dedupe_key", "dedupe_until", "dedupe_for")}
-    values = _values(NewJob("-", kind=kind, **key))
+    is_kept = key["dedupe_for"] == "kept"
+    values = _values(NewJob("-", kind=kind, **key | ({"dedupe_for": 1} if is_kept else {})))
     creation = _Creation(
         max_failures=options.get("max_failures"),
         dedupe_key=values["dedupe_key"],
-        dedupe_until=values["dedupe_until"],
-        dedupe_for_s=values["dedupe_for"],
+        dedupe_until="infinity" if is_kept else values["dedupe_until"],
+        dedupe_for_s=None if is_kept else values["dedupe_for"],
         on_complete=_callback(options.get("on_complete"), "on_complete"),
         on_failure=_callback(options.get("on_failure"), "on_failure"),
         **_of_jobs(options),

@@ -280,7 +280,7 @@ BEGIN
     v_ids := ARRAY(
         SELECT b.id FROM batches b
         WHERE b.tree_finished_at < clock() - make_interval(days => p_keep_days)
-          AND (b.dedupe_until IS NULL OR b.dedupe_until <= clock())
+          AND (b.dedupe_until IS NULL OR b.dedupe_until <= clock() OR b.dedupe_until = 'infinity')
           AND NOT is_refused('prune', b.id::text)
         LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
     SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted

@@ -12,8 +12,9 @@ END $$;
 -- Creates a batch: a root, or with p_parent a child. If p_dedupe_key is held by an unfinished root
 -- of that name and queue (or by a finished one, until its dedupe_until), or the parent has a child
 -- of that name, returns that one. p_dedupe_until, or p_dedupe_for_s from now: how long a finished
--- tree keeps the key. p_queue NULL: the parent's. For the other columns see `batches`. Raises PW003
--- if the parent takes no more. Locks the parent FOR KEY SHARE.
+-- tree keeps the key; 'infinity': for as long as the tree is kept. p_queue NULL: the parent's. For
+-- the other columns see `batches`. Raises PW003 if the parent takes no more. Locks the parent FOR
+-- KEY SHARE.
 CREATE OR REPLACE FUNCTION create_batch(p_name text, p_queue text DEFAULT NULL,
                                         p_kind text DEFAULT NULL, p_parent uuid DEFAULT NULL,
                                         p_stream boolean DEFAULT false,

@@ -95,6 +95,12 @@ BUGS = (
         tests="tests/http/test_batches.py -k how_often",
     ),
     sql(
+        "a tree whose key is kept with it is kept for ever",
+        " OR b.dedupe_until = 'infinity')",
+        ")",
+        tests="tests/sql/test_kept_keys.py -k as_long",
+    ),
+    sql(
         "two runs of a job may have one number",
         "CHECK (attempts > 0 OR started_at IS NULL),",
         "CHECK (attempts > 0 OR true),",

@@ -9,11 +9,13 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from anyio.to_thread import run_sync
 
 from pgworkd.client import batch
 from pgworkd.errors import UsageError
 from pgworkd.gateway.api.request import batch_waits
 from tests.kits import verbs
+from tests.kits.cli import invoke
 from tests.kits.daemon import running, until
 from tests.kits.gateway import also, calling, token
 from tests.stories.test_10_payroll import Payroll
@@ -180,6 +182,28 @@ async def test_a_batch_says_how_often_its_jobs_are_tried_and_what_it_is_about(ds
     )
     assert sorted(map(tuple, tried)) == [("child", 5), ("http", 2), ("python", 3), ("s", 9)]
     assert await db.fetchval("SELECT max_attempts FROM pgworkd.finished_jobs") == 7
+
+
+async def test_a_key_of_a_tree_is_kept_with_it_by_a_word(dsn: str, db: Db) -> None:
+    async with calling(dsn) as call:
+        body = {"name": "http", "queue": "q", "dedupe_key": "k", "dedupe_for": "kept", "sealed": True}
+        made = (await call.ok("POST", "/v1/batches", body))["id"]
+        await until(lambda: db.fetchval("SELECT tree_finished_at IS NOT NULL FROM pgworkd.batches"))
+        assert (await call.ok("POST", "/v1/batches", body))["id"] == made
+        for wrong in (
+            {"dedupe_for": "ever"},
+            {"dedupe_for_s": 3.0},
+            {"dedupe_key": None},
+            {"dedupe_until": "2100-01-01T00:00:00Z"},
+        ):
+            assert (await call.problem("POST", "/v1/batches", body | wrong))[:2] == (422, "invalid")
+    again = await batch(db, "http", queue="q", dedupe_key="k", dedupe_for="kept")
+    assert (str(again.id), again.created) == (made, False)
+    other = await batch(db, "python", dedupe_key="k", dedupe_for="kept")
+    kept = await db.fetch("SELECT id FROM pgworkd.batches WHERE dedupe_until = 'infinity' ORDER BY id")
+    assert [str(row[0]) for row in kept] == [made, str(other.id)]
+    shown = await run_sync(lambda: invoke(["keys"], env={"PGWORKD_DSN": dsn}))
+    assert shown.stdout.splitlines()[1].split()[:4] == ["k", "q", "http", "-"]
 
 
 async def test_a_cursor_that_is_none_is_refused(dsn: str) -> None:

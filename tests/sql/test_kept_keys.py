@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ import pytest
 from pgworkd.admin.keys import KEPT
 from tests.kits.batches import batch, cancel_batch, create, run, seal, sealed
 from tests.kits.sessions import Later, blocks, rows_read, waits_for_lock
-from tests.kits.verbs import T0, Db, cancel, claim_ids, clock, complete, enqueue, fail, one, retry, statuses, worker
+from tests.kits.verbs import T0, Db, at, cancel, claim_ids, clock, complete, enqueue, fail, one, retry, statuses, worker
 
 from .test_dedupe import ENDS, UNTIL, dead, ended, is_free, kept, keyed
 
@@ -162,6 +163,22 @@ async def test_the_key_of_a_finished_tree_is_freed(db: Db) -> None:
     await seal(db, second["id"])
     assert [row[3] for row in await listed(db)] == [second["id"]]
     assert len(await notes(db)) == 1
+
+
+async def test_a_key_may_be_kept_for_as_long_as_its_tree(db: Db) -> None:
+    """It does not hold up the end of the tree's retention, as a time does."""
+    forever = datetime.max.replace(tzinfo=UTC)
+    first, _ = await sealed(db, 1, dedupe_key="k", dedupe_until=forever)
+    timed, _ = await sealed(db, 1, "timed", dedupe_key="k", dedupe_until=at(20 * 86_400))
+    await run(db, await worker(db))
+    assert await db.fetchval("SELECT dedupe_until = 'infinity' FROM pgworkd.batches WHERE id = $1", first)
+    for days, deleted in ((6, 0), (8, 1)):
+        await clock(days * 86_400, db)
+        assert (await create(db, dedupe_key="k", dedupe_until=forever))["id"] == first
+        await db.execute("SELECT pgworkd.prune(7, 30)")
+        assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 2 - deleted
+    assert await db.fetchval("SELECT id FROM pgworkd.batches") == timed
+    assert (await create(db, dedupe_key="k", dedupe_until=forever))["created"]
 
 
 async def test_the_key_is_freed_in_each_queue(db: Db) -> None:

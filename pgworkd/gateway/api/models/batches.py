@@ -10,6 +10,7 @@ from pydantic import Field
 from pgworkd.admin.batches import ResultRow, TreeRow
 from pgworkd.client.batch_types import Progress
 from pgworkd.client.new_job import NewJob
+from pgworkd.errors import UsageError
 from pgworkd.gateway.api.models.jobs import (
     BULK_MAX,
     Answer,
@@ -79,6 +80,7 @@ class BatchIn(AnyBatch):
     dedupe_key: Key | None = None
     dedupe_until: Instant | None = None
     dedupe_for_s: Period | None = None
+    dedupe_for: Literal["kept"] | None = Field(None, description="In place of a time: for as long as the tree is kept")
     on_complete: Callback | None = Field(None, description="When all jobs of the tree have finished")
     on_failure: Callback | None = Field(None, description="In place of that, if any job died or was cancelled")
 
@@ -88,7 +90,10 @@ class BatchIn(AnyBatch):
         found: dict[str, Any] = {name: getattr(self, name) for name in names if name in self.model_fields_set}
         callbacks = {"on_complete": self.on_complete, "on_failure": self.on_failure}
         found |= {name: job.job() for name, job in callbacks.items() if job is not None}
-        return found if self.dedupe_for_s is None else found | {"dedupe_for": self.dedupe_for_s}
+        if self.dedupe_for_s is not None and self.dedupe_for is not None:
+            raise UsageError("dedupe_for_s and dedupe_for are both given: pass one of them")
+        kept = self.dedupe_for_s if self.dedupe_for is None else self.dedupe_for
+        return found if kept is None else found | {"dedupe_for": kept}
 
 
 class AddIn(Model):
