@@ -475,7 +475,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   count_deaths (makes alerts), declare_alerts   D   deaths s, groups of errors; rules
 --   cancel, discard, undepend, retry              O   jobs, roots                    23505
 --   edit                                          O   job, queue                     22023, PW002
---   cancel_batch, delete_batch                    O   root, jobs s, queues           PW003
+--   cancel_batch, delete_batch, delete_items      O   root, jobs s, queues           PW003
 --   free_key, free_batch_key, set_queue           O   kept key; root; queue row
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule

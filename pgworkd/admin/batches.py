@@ -44,6 +44,16 @@ class ResultRow(NamedTuple):
     result: str | None
 
 
+class DeletedSome(NamedTuple):
+    """How many batches and jobs are deleted. `more`: there are others."""
+
+    deleted: int
+    items: int
+    more: bool
+
+
+_IS_FINISHED = """SELECT r.tree_finished_at IS NOT NULL OR b.id <> r.id AND b.finished_at IS NOT NULL
+    FROM pgworkd.batches b JOIN pgworkd.batches r ON r.id = b.root_id WHERE b.id = $1"""
 _TREES = select(
     TreeRow,
     """FROM pgworkd.batch_trees WHERE id IN (SELECT b.id FROM pgworkd.batches b WHERE b.parent_id IS NULL
@@ -119,6 +129,22 @@ class BatchOperations:
             "SELECT cancelled, requested, more FROM pgworkd.cancel_batch($1, $2)", batch_id, validation.ROWS_MAX
         )
         return Cancelled(*rows[0])
+
+    async def delete_some(self, batch_id: UUID, *, items: bool = False, cancel: bool = False) -> DeletedSome:
+        """One short step towards deleting a batch and all below it; `more`: call again.
+
+        `items`: with its jobs, from the history, too; that needs the role of a gateway, or the owner's. `cancel`: a
+        tree that is not finished is cancelled; what runs is waited for. BatchClosed for one, where it is not.
+        """
+        if cancel and not await self._connection.value(_IS_FINISHED, batch_id):
+            await self.cancel(batch_id)
+            if not await self._connection.value(_IS_FINISHED, batch_id):
+                return DeletedSome(0, 0, more=True)
+        if items:
+            sql = "SELECT pgworkd.delete_items($1, $2)"
+            if gone := int(await self._connection.value(sql, batch_id, validation.ROWS_MAX)):
+                return DeletedSome(0, gone, more=True)
+        return DeletedSome(await self.delete(batch_id), 0, more=False)
 
     async def delete(self, batch_id: UUID) -> int:
         """Deletes a batch and all below it, once their tree is finished; the number of batches deleted."""

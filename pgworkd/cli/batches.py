@@ -8,7 +8,7 @@ from uuid import UUID
 
 import typer
 
-from pgworkd.cli.common import Dsn, Json, ask, ask_any
+from pgworkd.cli.common import Dsn, Json, Yes, ask, ask_any, confirm
 from pgworkd.cli.output import as_json, is_terminal, out, parsed, print_rows
 from pgworkd.core.validation import counted
 from pgworkd.errors import BatchClosed, UsageError
@@ -89,9 +89,33 @@ def cancel(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
 
 
 @group.command()
-def delete(batch_id: IdArgument, *, dsn: Dsn = None) -> None:
+def delete(
+    batch_id: IdArgument,
+    *,
+    items: Annotated[bool, typer.Option("--items", help="Delete the history of its jobs, too.")] = False,
+    cancel_: Annotated[
+        bool, typer.Option("--cancel", help="Cancel it first if it has not finished, and wait for jobs that run.")
+    ] = False,
+    yes: Yes = False,
+    dsn: Dsn = None,
+) -> None:
     """Delete a batch and all below it, once its tree has finished; the history of its jobs is kept."""
-    out(f"{counted(ask(dsn, lambda admin: admin.batches.delete(batch_id)), 'batch')} deleted")
+    if items:
+        confirm(f"delete batch {batch_id} and all below it with the history of all their jobs", yes=yes)
+    deleted, gone = ask(dsn, lambda admin: _delete(admin, batch_id, items=items, cancel=cancel_))
+    out(f"{counted(deleted, 'batch')} deleted" + (f", with {counted(gone, 'job')}" if items else ""))
+
+
+async def _delete(admin: Admin, batch_id: UUID, *, items: bool, cancel: bool) -> tuple[int, int]:
+    """Deletes all of it, step by step; how many batches and jobs."""
+    import anyio
+
+    gone = 0
+    while (done := await admin.batches.delete_some(batch_id, items=items, cancel=cancel)).more:
+        gone += done.items
+        if not done.items:  # some still run
+            await anyio.sleep(REFRESH_S)
+    return done.deleted, gone
 
 
 def drawn(rows: Sequence[Progress]) -> str:

@@ -142,14 +142,12 @@ BEGIN
                            OR j.status = 'running' AND j.cancel_requested_at IS NULL));
 END $$;
 
--- Deletes a batch and all below it from a finished tree; returns how many. Their dead jobs stay,
--- and can be retried: they belong to no tree any more. Raises PW003 if there is no such batch, or
--- its tree is not finished. Locks the root.
-CREATE OR REPLACE FUNCTION delete_batch(p_batch uuid, p_by text DEFAULT NULL) RETURNS int
+-- A batch of a finished tree. Raises PW003 if there is no such batch, or its tree is not finished.
+-- Locks the root.
+CREATE OR REPLACE FUNCTION of_finished_tree(p_batch uuid) RETURNS batches
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_batch batches;
-    v_gone  int;
 BEGIN
     PERFORM lock_trees(ARRAY[p_batch]);
     SELECT b.* INTO v_batch FROM batches b WHERE b.id = p_batch;
@@ -162,6 +160,46 @@ BEGIN
             USING ERRCODE = 'PW003',
             HINT = 'Cancel the tree with cancel_batch(), and wait until it is finished.';
     END IF;
+    RETURN v_batch;
+END $$;
+
+-- Deletes up to p_limit jobs of a batch of a finished tree, and of all below it, from the history,
+-- dead ones, too; returns how many: 0 when none is left. With the owner's rights, for the gateway's
+-- role. Raises as of_finished_tree(). Locks the root, dead jobs in order of id, then rows of the
+-- history with SKIP LOCKED.
+CREATE OR REPLACE FUNCTION delete_items(p_batch uuid, p_limit int DEFAULT 1000,
+                                        p_by text DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_batch batches := of_finished_tree(p_batch);
+    v_below uuid[] := with_below(ARRAY[p_batch]);
+    v_limit int := least(greatest(p_limit, 1), 10000);
+    v_gone  int;
+BEGIN
+    PERFORM discard(ARRAY(SELECT j.id FROM jobs j WHERE j.batch_id = ANY (v_below)
+                            AND j.status = 'dead' LIMIT v_limit), p_by);
+    WITH gone AS (
+        DELETE FROM finished_jobs f USING (
+            SELECT o.id, o.finished_at FROM finished_jobs o WHERE o.batch_id = ANY (v_below)
+            LIMIT v_limit FOR UPDATE SKIP LOCKED) d
+        WHERE f.id = d.id AND f.finished_at = d.finished_at RETURNING 1)
+    SELECT count(*) INTO v_gone FROM gone;
+    INSERT INTO audit (who, what, queue, before, after)
+    SELECT who(p_by), 'delete_batch', v_batch.queue,
+           jsonb_build_object('batch', p_batch, 'items', v_gone),
+           jsonb_build_object('batch', p_batch, 'items', NULL)
+    WHERE v_gone > 0;
+    RETURN v_gone;
+END $$;
+
+-- Deletes a batch and all below it from a finished tree; returns how many. Their dead jobs stay,
+-- and can be retried: they belong to no tree any more. Raises and locks as of_finished_tree().
+CREATE OR REPLACE FUNCTION delete_batch(p_batch uuid, p_by text DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_batch batches := of_finished_tree(p_batch);
+    v_gone  int;
+BEGIN
     INSERT INTO audit (who, what, queue, before, after)
     VALUES (who(p_by), 'delete_batch', v_batch.queue,
             jsonb_build_object('batch', p_batch, 'name', v_batch.name),

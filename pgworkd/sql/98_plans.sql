@@ -81,11 +81,11 @@ BEGIN
                 dead_groups mend_dependencies sample_queues throughput usual_runs'),
             ('by_index', '
                 abandon add_occurrences additions_checked allowance batch_sealed begin_once cancel
-                cancel_batch create_batch delete_batch discard edit enqueue enqueue_once end_once
-                enter_batch expire_jobs free_batch_key free_key free_keys jobs_key_wanted move
-                register reopened restore_occurrences retry run_schedule schedule_changed
-                schedule_ended seal_batch sign_off stream_created take_back unblock unblock_lines
-                undepend'),
+                cancel_batch create_batch delete_batch delete_items discard edit enqueue
+                enqueue_once end_once enter_batch expire_jobs free_batch_key free_key free_keys
+                jobs_key_wanted move of_finished_tree register reopened restore_occurrences retry
+                run_schedule schedule_changed schedule_ended seal_batch sign_off stream_created
+                take_back unblock unblock_lines undepend'),
             ('by_index_no_jit', '
                 apply_effects ensure_schedules'),
             ('by_index_once', '
@@ -114,8 +114,8 @@ BEGIN
             ('patterns', '
                 error_pattern error_place')
         ), owners (names) AS (VALUES ('
-                add_jobs additions_checked await_results batch_sealed create_batch depend
-                dependencies_added drop_partition enqueue enqueue_once
+                add_jobs additions_checked await_results batch_sealed create_batch delete_items
+                depend dependencies_added drop_partition enqueue enqueue_once
                 ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days
                 seal_batch stream_created validate_days')
         )

@@ -122,7 +122,7 @@ GRANT SELECT, UPDATE (paused_until, paused_why, disabled_at, disabled_why, disab
                       updated_at) ON pgworkd.endpoints TO {worker};
 GRANT SELECT (name, mode, timeout_s, callback_timeout_s, secret_name, unsigned, allow_private, strict_results, paused_until,
               paused_why, disabled_at, disabled_why, disabled_queues, warned_at, warned_why, created_at, updated_at) ON pgworkd.endpoints TO {reader};
-GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint, pgworkd.begin_once, pgworkd.end_once TO {gateway};
+GRANT EXECUTE ON FUNCTION pgworkd.set_endpoint, pgworkd.remove_endpoint, pgworkd.begin_once, pgworkd.end_once, pgworkd.delete_items TO {gateway};
 GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgworkd.enable_endpoint, pgworkd.hold_queues,
     pgworkd.note_endpoint, pgworkd.warn_of TO {worker};
 GRANT EXECUTE ON FUNCTION pgworkd.server_id, pgworkd.is_origin, pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
@@ -172,7 +172,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.rescue, pgworkd.running_of, pgworkd.expire_jobs, pgworkd.expire, pgworkd.free_keys, pgworkd.unblock, pgworkd.stuck_lines, pgworkd.unblock_lines, pgworkd.forget_rates, pgworkd.ensure_partitions,
     pgworkd.days_ruled_out, pgworkd.rule_out_days, pgworkd.validate_days, pgworkd.drop_partition, pgworkd.forget_rows, pgworkd.prune,
     pgworkd.set_queue, pgworkd.who, pgworkd.differing, pgworkd.matching, pgworkd.cancel, pgworkd.retry, pgworkd.discard,
-    pgworkd.edit, pgworkd.free_key, pgworkd.free_batch_key, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.delete_batch,
+    pgworkd.edit, pgworkd.free_key, pgworkd.free_batch_key, pgworkd.undepend, pgworkd.cancel_batch, pgworkd.of_finished_tree, pgworkd.delete_batch,
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
     pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.notify_waiters, pgworkd.report_progress,

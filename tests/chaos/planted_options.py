@@ -101,6 +101,12 @@ BUGS = (
         tests="tests/sql/test_kept_keys.py -k as_long",
     ),
     sql(
+        "the items of a child stay when its tree is deleted with them",
+        "v_below uuid[] := with_below(ARRAY[p_batch]); v_limit",
+        "v_below uuid[] := ARRAY[p_batch]; v_limit",
+        tests="tests/http/test_batches.py -k deleted_with",
+    ),
+    sql(
         "two runs of a job may have one number",
         "CHECK (attempts > 0 OR started_at IS NULL),",
         "CHECK (attempts > 0 OR true),",

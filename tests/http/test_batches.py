@@ -206,6 +206,56 @@ async def test_a_key_of_a_tree_is_kept_with_it_by_a_word(dsn: str, db: Db) -> No
     assert shown.stdout.splitlines()[1].split()[:4] == ["k", "q", "http", "-"]
 
 
+@pytest.mark.parametrize("door", ["http", "command"])
+async def test_a_tree_is_deleted_with_its_items_whatever_its_state(dsn: str, db: Db, door: str) -> None:
+    """In steps, each of which is audited; what runs is waited for, and another tree keeps its items."""
+    made = {}
+    for name in ("gone", "kept"):
+        root = await batch(db, name, queue="q")
+        child = await root.child("child", queue="q")
+        made[name] = root
+        for each in (root, child):
+            await each.add([{"n": n} for n in range(4)])
+    worker = await verbs.worker(db)
+    ids = [row["id"] for row in await verbs.claim(db, worker, 16)]
+    await verbs.complete(db, ids[0::4])
+    await verbs.fail(db, ids[1::4], permanent=True)
+    gone, kept = made["gone"].id, made["kept"].id
+
+    async def running() -> bool:
+        return bool(await db.fetchval("SELECT count(*) > 0 FROM pgworkd.jobs WHERE cancel_requested_at IS NOT NULL"))
+
+    async def stop() -> None:
+        await until(running)
+        left = await db.fetch("SELECT id FROM pgworkd.jobs WHERE cancel_requested_at IS NOT NULL")
+        await verbs.end(db, [row[0] for row in left])
+
+    async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
+        tasks.create_task(stop())
+        if door == "http":
+            path = f"/v1/batches/{gone}"
+            assert (await call.problem("DELETE", f"{path}?items=true"))[:2] == (409, "batch-closed")
+            narrow = also(call, await token(dsn, {"enqueue": None}))
+            assert (await narrow.problem("DELETE", f"{path}?items=true"))[:2] == (403, "forbidden")
+            steps = [await call.ok("DELETE", f"{path}?items=true&cancel=true")]
+            while steps[-1]["more"]:
+                await asyncio.sleep(0.02)
+                steps.append(await call.ok("DELETE", f"{path}?items=true&cancel=true"))
+            assert (sum(each["items"] for each in steps), steps[-1]["deleted"]) == (8, 2)
+        else:
+            args = ["batches", "delete", str(gone), "--items", "--cancel"]
+            asked = await run_sync(lambda: invoke(args, env={"PGWORKD_DSN": dsn}))
+            assert (asked.exit_code, "add --yes" in asked.stderr) == (2, True)
+            done = await run_sync(lambda: invoke([*args, "--yes"], env={"PGWORKD_DSN": dsn}))
+            assert done.stdout == "2 batches deleted, with 8 jobs\n", done.stderr
+    of_tree = "SELECT count(*) FROM pgworkd.all_jobs j JOIN pgworkd.batches b ON b.id = j.batch_id WHERE b.root_id = $1"
+    assert (await db.fetchval(of_tree, kept), await db.fetchval("SELECT count(*) FROM pgworkd.all_jobs")) == (8, 8)
+    noted = await db.fetch("SELECT before FROM pgworkd.audit WHERE what = 'delete_batch' ORDER BY id")
+    facts = [json.loads(row[0]) for row in noted]
+    assert sum(each.get("items", 0) for each in facts) == 8
+    assert facts[-1] == {"batch": str(gone), "name": "gone"}
+
+
 async def test_a_cursor_that_is_none_is_refused(dsn: str) -> None:
     async with calling(dsn) as call:
         root = (await call.ok("POST", "/v1/batches", {"name": "a"}))["id"]

@@ -126,13 +126,13 @@ async def state(call: Caller, db: Db, dsn: str) -> None:
     assert (await call.ok("GET", f"/v1/batches/{root}"))["state"] == "open"
 
 
-@plays("delete")
+@plays("delete, with the items, also of what is not finished")
 async def delete(call: Caller, db: Db, dsn: str) -> None:
     job_id = await job(call)
     assert (await call.ok("DELETE", f"/v1/jobs/{job_id}"))["outcome"] == "cancelled"
     root = (await call.ok("POST", "/v1/batches", {"name": "job", "queue": "q"}))["id"]
-    await call.ok("POST", f"/v1/batches/{root}/cancel")
-    assert (await call.ok("DELETE", f"/v1/batches/{root}"))["deleted"] == 1
+    gone = await call.ok("DELETE", f"/v1/batches/{root}?cancel=true&items=true")
+    assert gone == {"deleted": 1, "items": 0, "more": False}
 
 
 @plays("job types with attempts and concurrency")

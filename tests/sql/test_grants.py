@@ -22,7 +22,7 @@ forget_calls forget_kept forget_tokens forget_undated
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
-    "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id seal_batch",
+    "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id payload_key seal_batch",
     "worker reader": """
         rule_of server_id is_origin
         batch_results batch_tree became became_all depth finished_of jobs_of known_pools made_at next_priority result_of
@@ -39,7 +39,7 @@ FUNCTIONS = {
         add_error add_occurrences advance allowance batch_ended burst archive by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
-        expire_jobs count_ended finer_counts usual_runs
+        expire_jobs count_ended finer_counts usual_runs of_finished_tree
         in_parts all_done archive_dead cancel_dependents cancel_these count_down forget_batches forget_progress
         forget_workers free_these give_back park presume_dead promote_these restore_these
         report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
@@ -60,12 +60,12 @@ FUNCTIONS = {
         raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims try_to_claim defers deferred
         check_settled
     """,
-    "gateway": "set_endpoint remove_endpoint begin_once end_once",
+    "gateway": "set_endpoint remove_endpoint begin_once end_once delete_items",
     "": NOBODY,
 }
 OWNERS_RIGHTS = """
-add_jobs additions_checked await_results batch_sealed create_batch depend dependencies_added drop_partition enqueue
-enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days seal_batch
+add_jobs additions_checked await_results batch_sealed create_batch delete_items depend dependencies_added
+drop_partition enqueue enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days seal_batch
 stream_created validate_days
 """
 """SECURITY DEFINER: one more of them needs a reason."""

@@ -32,14 +32,16 @@ FUNCTIONS = {
     "cancel_batch(uuid, integer, text)": "record",
     "clock()": "timestamp with time zone",
     "create_batch(text, text, text, uuid, boolean, text, boolean, integer, jsonb, jsonb, text, "
-    "timestamp with time zone, double precision)": ("TABLE(id uuid, created boolean)"),
+    "timestamp with time zone, double precision, integer, jsonb)": ("TABLE(id uuid, created boolean)"),
+    "delete_items(uuid, integer, text)": "integer",
+    "payload_key(text, jsonb)": "text",
     "delete_batch(uuid, text)": "integer",
     "depend(uuid, uuid[], text)": "integer",
     "discard(uuid[], text)": "integer",
     "drop_pool(integer, text, uuid)": "void",
     "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
     "enqueue(text, jsonb, text, integer, timestamp with time zone, double precision, timestamp with time zone, integer,"
-    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text, uuid)": (
+    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text, uuid, text)": (
         "TABLE(id uuid, created boolean, changed boolean)"
     ),
     "ensure_partitions(integer)": "integer",
@@ -80,7 +82,7 @@ VIEWS = {
     " limit_key expires_at started_at",
     "batch_progress": "id root_id parent_id name depth queue kind state total done completed dead cancelled"
     " max_failures stream final dedupe_key created_at sealed_at cancelled_at finished_at tree_finished_at"
-    " dedupe_until",
+    " dedupe_until max_attempts meta",
     "blocked_jobs": "id queue kind batch_id created_at waiting_on reason stuck_on",
     "job_progress": "id queue kind batch_id attempt done message at claimed_at",
     "kept_keys": "queue dedupe_key until id batch became",

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from pgworkd.admin.batches import ResultRow, TreeRow
+from pgworkd.admin.batches import DeletedSome, ResultRow, TreeRow
 from pgworkd.client.batch_types import Progress
 from pgworkd.client.new_job import NewJob
 from pgworkd.errors import UsageError
@@ -179,7 +179,5 @@ class BatchCancelled(Answer):
     more: bool
 
 
-class Deleted(Answer):
-    """How many batches were deleted."""
-
-    deleted: int
+class Deleted(Answer, row=DeletedSome):
+    """How many batches and jobs were deleted. `more`: call again."""

@@ -234,12 +234,22 @@ async def cancel_batch(request: Request, batch_id: PathId) -> Response:
 
 
 @router.delete("/batches/{batch_id}", response_model=Deleted, responses=documented("not-found", "batch-closed"))
-async def delete_batch(request: Request, batch_id: PathId) -> Response:
-    """Delete a batch and all below it, once their tree has finished. Jobs stay in the history."""
+async def delete_batch(
+    request: Request,
+    batch_id: PathId,
+    *,
+    items: Annotated[bool, Query(description="Its jobs, too, from the history; for the scope operate")] = False,
+    cancel: Annotated[bool, Query(description="Cancel a tree that has not finished")] = False,
+) -> Response:
+    """Delete a batch and all below it, once their tree has finished. Jobs stay in the history, unless `items`.
+
+    Up to 1,000 jobs at once; `more`: call again, also while jobs still run of a tree that is cancelled.
+    """
     gateway = gateway_of(request)
     async with gateway.database.transaction(access_of(request).name) as connection:
-        await _allowed(request, connection, batch_id, "enqueue", "operate")
-        return Json({"deleted": await gateway.admin_on(connection).batches.delete(batch_id)})
+        await _allowed(request, connection, batch_id, *(["operate"] if items else ["enqueue", "operate"]))
+        done = await gateway.admin_on(connection).batches.delete_some(batch_id, items=items, cancel=cancel)
+        return Json(done._asdict())
 
 
 async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: str) -> tuple[str, str]:
