@@ -70,6 +70,7 @@ _ADDED = {
     *(("workers", name) for name in ("kind", "requested", "rules")),
     *(("jobs", name) for name in ("lease_s", "begun", "claim_id", "listed")),
     ("queues", "endpoint"),
+    *(("batches", name) for name in ("max_attempts", "meta")),
 }
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"
