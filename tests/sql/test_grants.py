@@ -65,8 +65,8 @@ FUNCTIONS = {
 }
 OWNERS_RIGHTS = """
 add_jobs additions_checked await_results batch_sealed create_batch delete_items depend dependencies_added
-drop_partition enqueue enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days seal_batch
-stream_created validate_days
+drop_partition enqueue enqueue_once ensure_partitions forget_rows job_added jobs_inserted jobs_key_wanted rule_out_days
+seal_batch stream_created validate_days
 """
 """SECURITY DEFINER: one more of them needs a reason."""
 S, SI, SID, SD, SUD, SIUD = (
