@@ -155,9 +155,9 @@ CREATE TABLE IF NOT EXISTS queues (
     limited      boolean GENERATED ALWAYS AS
                  (num_nonnulls(max_running, limit_per_key, rate, rate_per_key) > 0 OR fair) STORED,
     updated_at   timestamptz NOT NULL DEFAULT clock(),
-    max_losses   integer             -- a job lost this often is dead; NULL: 3
-                 CONSTRAINT max_losses_must_be_1_to_1000 CHECK (max_losses BETWEEN 1 AND 1000),
+    max_losses int CONSTRAINT max_losses_must_be_1_to_1000 CHECK (max_losses BETWEEN 1 AND 1000),
     endpoint     name_text,          -- its jobs are sent there by HTTP
+    max_attempts attempts_limit, timeout_s period_s,  -- of jobs that have none of their own
     CONSTRAINT rate_needs_a_period CHECK ((rate IS NULL) = (rate_period_s IS NULL)),
     CONSTRAINT rate_burst_needs_a_rate CHECK (rate_burst IS NULL OR rate IS NOT NULL),
     CONSTRAINT rate_per_key_needs_a_period

@@ -44,7 +44,7 @@ class QueueSetting(NamedTuple):
 
 _LIMIT, _PERIOD = NumberBounds(1, LIMIT_MAX, whole=True), NumberBounds(PERIOD_S_MIN, DELAY_S_MAX, whole=False)
 _KEEP, _DELAY = NumberBounds(0, _INT4_MAX, whole=True), NumberBounds(0, DELAY_S_MAX, whole=False)
-_LOSSES = NumberBounds(1, 1000, whole=True)
+_ATTEMPTS = NumberBounds(1, 1000, whole=True)
 _KEEP_HELP = "How long to keep jobs that finish from now on, up to keep_days; 0: no history."
 SETTINGS = {
     "concurrency": QueueSetting("Maximum running jobs per daemon.", NumberBounds(1, CONCURRENCY_MAX, whole=True)),
@@ -59,7 +59,12 @@ SETTINGS = {
     "backoff_s": QueueSetting("Delay before the first retry; overrides the handlers'.", _DELAY, "DURATION"),
     "backoff_factor": QueueSetting("Factor of the delay for each further retry.", NumberBounds(1, 1000, whole=False)),
     "backoff_cap_s": QueueSetting("Maximum delay before a retry.", _DELAY, "DURATION"),
-    "max_losses": QueueSetting("Lost attempts after which a job is dead; default: 3.", _LOSSES),
+    "max_attempts": QueueSetting(
+        "Attempts of jobs that have no max_attempts of their own; overrides the handlers'; 1: at most once.",
+        _ATTEMPTS,
+    ),
+    "timeout_s": QueueSetting("Time limit of their attempts; overrides the handlers'.", _PERIOD, "DURATION"),
+    "max_losses": QueueSetting("Lost attempts after which a job is dead; default: 3.", _ATTEMPTS),
     "endpoint": QueueSetting("Send its jobs to this endpoint by HTTP.", str, "NAME"),
 }
 """Every setting by its public name, in the order in which they are shown: a rate includes its period."""
@@ -84,6 +89,8 @@ REMEDIES = {
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)")
 _BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
 """What applies to handlers that declare no backoff, and where no row overrides it."""
+_BY_CODE = {*_BACKOFF, "max_attempts", "timeout_s"}
+"""What handlers declare where no row overrides it."""
 _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
@@ -187,7 +194,7 @@ def effective_settings(row: Mapping[str, Any], code: Sequence[tuple[int, str]]) 
             value = bool(value)
             found.append(EffectiveSetting(name, value, "row" if value else "default"))
         else:
-            source = "code" if name.startswith("backoff") else "default"
+            source = "code" if name in _BY_CODE else "default"
             found.append(EffectiveSetting(name, value, source if value is None else "row"))
     return found
 

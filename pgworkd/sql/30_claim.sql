@@ -119,6 +119,8 @@ DECLARE
     v_id       uuid;
     v_probes   int := 0;
     v_special  boolean := cardinality(p_kinds) > 0;
+    v_attempts int;                              -- of the queue, for jobs without their own
+    v_timeout_s real;                            -- the same
     v_paused   boolean;
     -- one is due: whether the first has a serialize_key
     v_suspect  boolean;
@@ -164,8 +166,9 @@ BEGIN
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
                       AND j.priority > p_priorities[1])
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
-                      AND j.priority < p_priorities[1])
-    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps
+                      AND j.priority < p_priorities[1]),
+           q.max_attempts, q.timeout_s
+    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps, v_attempts, v_timeout_s
     FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
     IF v_paused THEN
         RETURN;
@@ -260,8 +263,10 @@ BEGIN
     UPDATE jobs j
     SET status = 'running', worker_id = p_worker, started_at = v_now, claim_id = p_claim_id,
         attempts = least(j.attempts, 2147483646) + 1,  -- one absurd row must not stop the queue
-        lease_until = CASE WHEN v_remote THEN deadline(v_now, j.timeout_s) END,
+        lease_until = CASE WHEN v_remote
+                           THEN deadline(v_now, coalesce(j.timeout_s, v_timeout_s)) END,
         max_attempts = CASE
+            WHEN v_attempts IS NOT NULL THEN coalesce(j.max_attempts, v_attempts)
             WHEN v_special
                 THEN coalesce(j.max_attempts, p_budgets[
                     array_position(p_kinds, coalesce(j.kind, j.queue)::text)])
@@ -271,7 +276,8 @@ BEGIN
               coalesce(j.kind, j.queue)::text,
               CASE WHEN j.expires_at IS NULL AND is_within(j.payload, j.meta, v_share)
                    THEN j.payload::text END,
-              j.attempts, j.failures, coalesce(j.max_attempts::int, 3), j.timeout_s::real,
+              j.attempts, j.failures, coalesce(j.max_attempts::int, 3),
+              coalesce(j.timeout_s, v_timeout_s)::real,
               j.priority, j.losses, date_part('epoch', j.run_at), date_part('epoch', j.created_at),
               j.schedule::text, date_part('epoch', j.occurrence),
               CASE WHEN j.meta IS NOT NULL AND is_within(j.payload, j.meta, v_share)

@@ -28,8 +28,9 @@ BEGIN
         UPDATE jobs j
         SET worker_id = u.worker, lease_s = u.lease_s,
             assignment_id = CASE WHEN u.lease_s > 0 THEN p_assignment END,
-            lease_until = least(clock() + make_interval(secs => u.lease_s),
-                                deadline(j.started_at, j.timeout_s))
+            lease_until = least(clock() + make_interval(secs => u.lease_s), deadline(
+                j.started_at, coalesce(j.timeout_s, (SELECT q.timeout_s FROM queues q
+                                                     WHERE q.name = j.queue))))
         FROM (SELECT g.* FROM unnest(p_ids, p_attempts, p_to, p_leases_s)
                   AS g (id, attempt, worker, lease_s)
               JOIN workers w ON w.id = g.worker AND w.lost_at IS NULL AND w.lease_until > clock()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.chaos.bug import python, sql
 
+_DEFAULTS = "tests/sql/test_queue_defaults.py"
+
 BUGS = (
     python(
         "a secret's variable is a misspelt setting",
@@ -117,5 +119,17 @@ BUGS = (
         "CHECK (mode <> 'callback' OR timeout_s + callback_timeout_s <= 420)\n);",
         "CHECK (mode <> 'callback' OR callback_timeout_s <= 420)\n);",
         tests="tests/sql/test_endpoints.py -k seven",
+    ),
+    sql(
+        "a handler says more than its queue",
+        "            WHEN v_attempts IS NOT NULL THEN coalesce(j.max_attempts, v_attempts)\n",
+        "",
+        tests=_DEFAULTS,
+    ),
+    sql(
+        "the time limit of a queue is that of jobs with one of their own",
+        "              coalesce(j.timeout_s, v_timeout_s)::real,",
+        "              coalesce(v_timeout_s, j.timeout_s)::real,",
+        tests=_DEFAULTS,
     ),
 )

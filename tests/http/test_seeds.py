@@ -135,13 +135,14 @@ async def delete(call: Caller, db: Db, dsn: str) -> None:
     assert gone == {"deleted": 1, "items": 0, "more": False}
 
 
-@plays("job types with attempts and concurrency")
+@plays("job types with attempts, time limits and concurrency")
 async def types(call: Caller, db: Db, dsn: str) -> None:
     await job(call)
-    await call.ok("PATCH", "/v1/queues/q", {"max_running": 1, "max_losses": 2, "backoff_s": 0.5})
+    await call.ok("PATCH", "/v1/queues/q", {"max_running": 1, "max_losses": 2, "max_attempts": 1, "timeout_s": 9})
     job_id = await job(call, max_attempts=7)
     (one,) = await (await registered(call)).claim(most=10, wait_s=20)
     assert one["job"]["id"] != job_id
+    assert (one["job"]["max_attempts"], round(one["deadline_s"])) == (1, 9)
     assert await (await registered(call)).claim(most=10) == []
     assert (await call.ok("GET", f"/v1/jobs/{job_id}"))["max_attempts"] == 7
 

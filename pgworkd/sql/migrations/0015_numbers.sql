@@ -33,6 +33,8 @@ BEGIN
         WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
         ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
     END IF;
+    ALTER TABLE IF EXISTS queues ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
+        ADD COLUMN IF NOT EXISTS timeout_s period_s;
     ALTER TABLE IF EXISTS batches
         ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
         ADD COLUMN IF NOT EXISTS meta payload_object;

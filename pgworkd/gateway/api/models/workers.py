@@ -106,7 +106,7 @@ class ClaimIn(Model):
     max_attempts: dict[Name, Annotated[int, Field(ge=1, le=1000)]] = Field(
         default_factory=dict,
         max_length=KINDS_MAX,
-        description="By kind, after how many failures a job is dead that has no max_attempts of its own; default 3",
+        description="By kind, after how many failures a job is dead if neither it nor its queue says; default 3",
     )
 
 
