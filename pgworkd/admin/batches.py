@@ -58,7 +58,9 @@ _TREES = select(
     TreeRow,
     """FROM pgworkd.batch_trees WHERE id IN (SELECT b.id FROM pgworkd.batches b WHERE b.parent_id IS NULL
         AND ($1::text IS NULL OR b.name = $1) AND ($2::text IS NULL OR b.dedupe_key = $2)
-        AND ($3::text IS NULL OR b.queue = $3) AND ($4::uuid IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $5)
+        AND ($3::text IS NULL OR b.queue = $3) AND ($4::uuid IS NULL OR b.id < $4)
+        AND ($5::text IS NULL OR (SELECT t.state FROM pgworkd.batch_trees t WHERE t.id = b.id) = $5)
+        ORDER BY b.id DESC LIMIT $6)
     ORDER BY id DESC""",
 )
 _TREE = select(Progress, "FROM pgworkd.batch_tree($1) LIMIT 10000")
@@ -80,14 +82,16 @@ class BatchOperations:
         *,
         key: str | None = None,
         queue: str | None = None,
+        state: str | None = None,
         before: UUID | None = None,
     ) -> list[TreeRow]:
         """The newest trees, at most `limit` (1 to ROWS_MAX), of those whose root has this name, dedupe key and queue.
 
-        None stands for any. `before`: only trees whose ids are below that, as after a page that ended with it.
+        None stands for any. `state`: of the whole tree, as of `TreeRow`; each tree is looked at until `limit` are
+        found. `before`: only trees whose ids are below that, as after a page that ended with it.
         """
         validation.bounded(limit)
-        wanted = (validation.name(name), validation.name(key), validation.name(queue), before, limit)
+        wanted = (validation.name(name), validation.name(key), validation.name(queue), before, state, limit)
         return [read(TreeRow, row) for row in await self._connection.fetch(_TREES, *wanted)]
 
     async def tree(self, batch_id: UUID) -> list[Progress]:

@@ -307,6 +307,11 @@ async def test_trees_are_found_by_name_key_and_queue(dsn: str) -> None:
                 for (name, key, queue), id_ in reversed(made.items())
                 if wanted.items() <= {"name": name, "dedupe_key": key, "queue": queue}.items()
             ], query
+        await call.ok("POST", f"/v1/batches/{newest[0]}/cancel")
+        assert await found("state=running") == newest[1:]
+        assert await found("state=cancelled&name=b") == newest[:1]
+        assert await found("state=completed") == []
+        assert (await call.problem("GET", "/v1/batches?state=open"))[:2] == (422, "invalid")
         first = await call.ok("GET", "/v1/batches?limit=3")
         rest = await call.ok("GET", f"/v1/batches?limit=3&cursor={first['next']}")
         assert [each["id"] for each in first["batches"] + rest["batches"]] == newest

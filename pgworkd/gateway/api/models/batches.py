@@ -142,10 +142,13 @@ class BatchOut(BatchState):
     below: list[BatchState]
 
 
+TreeState = Literal["running", "cancelling", "cancelled", "completed", "completed with failures"]
+
+
 class TreeOut(Answer, row=TreeRow):
     """A tree of batches, by its root. `meta`: for the scope payload."""
 
-    state: Literal["running", "cancelling", "cancelled", "completed", "completed with failures"]
+    state: TreeState
     meta: dict[str, Any] | None
 
 

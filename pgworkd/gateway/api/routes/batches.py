@@ -24,6 +24,7 @@ from pgworkd.gateway.api.models.batches import (
     ResultsPage,
     Sealed,
     TreePage,
+    TreeState,
 )
 from pgworkd.gateway.api.models.jobs import Ids, with_trace
 from pgworkd.gateway.api.request.access import access_of, need
@@ -145,13 +146,14 @@ async def list_batches(
     name: Annotated[str | None, Query(max_length=200, description="Of the root")] = None,
     dedupe_key: Annotated[str | None, Query(max_length=512)] = None,
     queue: Annotated[str | None, Query(max_length=200, description="Of the root")] = None,
+    state: Annotated[TreeState | None, Query(description="Of the whole tree")] = None,
     cursor: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
 ) -> Response:
     """Trees of batches, the newest first."""
     need(request, "read", queue)
     async with gateway_of(request).admin() as admin:
-        found = await admin.batches.find(name, limit, key=dedupe_key, queue=queue, before=cursor)
+        found = await admin.batches.find(name, limit, key=dedupe_key, queue=queue, state=state, before=cursor)
     more = found[-1].id if len(found) == limit else None
     access = access_of(request)
     shown = [each._asdict() | {"meta": _meta(access, each.queue, each.meta)} for each in found]
