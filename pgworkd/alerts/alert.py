@@ -106,7 +106,7 @@ class Alert:
         error = self.errors[0]
         if self.groups == 1 or self.new == 1:
             what = "new error" if error.reason == "new" else counted(self.deaths, "death")
-            others = f", and {counted(self.groups - 1, 'error')} that go on" if self.groups > 1 else ""
+            others = f" and {counted(self.groups - 1, 'known error')}" if self.groups > 1 else ""
             return escaped(f"{self.origin.subject}: {what}{others} in {error.queue}, {error.kind}: {error.pattern}")
         noun = "new error" if self.new == self.groups else "error"
         some = f" ({self.new:,} new)" if 0 < self.new < self.groups else ""
@@ -120,7 +120,12 @@ class Alert:
 
     @property
     def _span(self) -> str:
-        return spelled((self.at - self.since).total_seconds())
+        """From the first of these deaths to the last: how long the sending took is no part of it."""
+        return spelled((self._last_at - self.since).total_seconds())
+
+    @property
+    def _last_at(self) -> datetime:
+        return max(each.last_at for each in self.errors)
 
     def _one(self, error: AlertedGroup, where: str) -> str:
         if error.reason == "new":
@@ -153,7 +158,8 @@ class Alert:
 
     def _many(self, where: str) -> str:
         new = f", {self.new:,} of them new" if self.new else ""
-        why = f"{counted(self.deaths, 'job')} died of {counted(self.groups, 'error')}{new}, in {self._span}."
+        when = f"in {self._span} until {self._last_at:%Y-%m-%d %H:%M:%SZ}"
+        why = f"{counted(self.deaths, 'job')} died of {counted(self.groups, 'error')}{new}, {when}."
         left = self.groups - len(self.errors)
         lines = [*map(_line, self.errors), *([f"... and {counted(left, 'error')} more: pgworkd dead"] if left else [])]
         return (

@@ -14,7 +14,7 @@ import typer
 from pgworkd.cli.output import note
 from pgworkd.core.durations import FORM, seconds_of
 from pgworkd.core.validation import closest
-from pgworkd.errors import DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
+from pgworkd.errors import AccessRefused, DatabaseError, DatabaseUnavailable, OutcomeUnknown, PgworkdError, UsageError
 from pgworkd.settings.file import quoted
 
 if TYPE_CHECKING:
@@ -180,6 +180,8 @@ def hinted(error: PgworkdError, settings: Settings) -> PgworkdError:
     if isinstance(error, DatabaseUnavailable) or (hints and isinstance(error, DatabaseError)):
         kind = OutcomeUnknown if isinstance(error, OutcomeUnknown) else DatabaseUnavailable
         return kind(f"{text}; tried {settings.database}" + (f": {hints[0]}" if hints else ""))
+    if isinstance(error, AccessRefused):
+        return AccessRefused(f"{text}; tried {settings.database}")
     return error
 
 

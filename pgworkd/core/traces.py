@@ -119,8 +119,10 @@ def checked(parent: object, state: object) -> Carrier | None:
 
 def received(headers: Iterable[tuple[bytes, bytes]]) -> Carrier | None:
     """The context in the headers of a request (names in lower case); None if there is none, or it is invalid."""
-    found = {name: value.decode("latin-1") for name, value in headers if name in _HEADERS}
-    return checked(found.get(_HEADERS[0]), found.get(_HEADERS[1])) if found else None
+    found = [(name, value.decode("latin-1")) for name, value in headers if name in _HEADERS]
+    parents = [value for name, value in found if name == _HEADERS[0]]
+    states = ",".join(value for name, value in found if name == _HEADERS[1])  # may be sent in parts
+    return checked(parents[0], states or None) if len(parents) == 1 else None
 
 
 def added(meta: str | None, carrier: Carrier) -> str:

@@ -82,6 +82,10 @@ class SignalStore:
         """Counts deaths, one step, with the jobs of alerts; how many there were. None: another daemon does it."""
         return cast("int | None", await self._connection.value("SELECT pgworkd.count_deaths($1)", DEATHS_STEP))
 
+    async def next_alert_s(self) -> float | None:
+        """In how many seconds an alert is due; 0 or less: now; None: there is none to come."""
+        return cast("float | None", await self._connection.value("SELECT pgworkd.next_alert_s()"))
+
     async def declare_alerts(self, rules: Iterable[AlertRule]) -> None:
         """Stores the alert rules of this program, and that they are in its code now."""
         rows = json.dumps([rule._asdict() for rule in rules])

@@ -109,6 +109,17 @@ CREATE OR REPLACE FUNCTION due_rules() RETURNS text[] LANGUAGE sql STABLE AS $$
         ORDER BY r.name)
 $$;
 
+-- In how many seconds a rule has something to tell and may; less than 0: since then; NULL: none has
+-- anything to tell. Locks nothing.
+CREATE OR REPLACE FUNCTION next_alert_s() RETURNS float8 LANGUAGE sql STABLE AS $$
+    SELECT extract(epoch FROM min(greatest(
+               d.due_at, r.job_at + make_interval(secs => r.bundle_s))) - clock())::float8
+    FROM alert_rules r CROSS JOIN LATERAL (
+        SELECT min(a.due_at) AS due_at FROM alerts a
+        WHERE a.rule = r.name AND a.due_at IS NOT NULL) d
+    WHERE d.due_at IS NOT NULL
+$$;
+
 -- One part of count_deaths(): inserts the job of these rules' next message. Locks the rules in
 -- order of name.
 CREATE OR REPLACE FUNCTION make_alerts(p_rules text[]) RETURNS void

@@ -158,7 +158,7 @@ BEGIN
                   WHERE r.id = v_batch.root_id AND r.tree_finished_at IS NULL) THEN
         RAISE EXCEPTION 'batch % (%) belongs to a tree that is not finished', p_batch, v_batch.name
             USING ERRCODE = 'PW003',
-            HINT = 'Cancel the tree with cancel_batch(), and wait until it is finished.';
+            HINT = 'Cancel the tree first, or with this call (--cancel, ?cancel=true).';
     END IF;
     RETURN v_batch;
 END $$;

@@ -176,6 +176,6 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
     pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.notify_waiters, pgworkd.report_progress,
-    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.usual_runs, pgworkd.finer_counts, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.note_alert, pgworkd.due_rules, pgworkd.make_alerts, pgworkd.told, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
+    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.usual_runs, pgworkd.finer_counts, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.note_alert, pgworkd.due_rules, pgworkd.next_alert_s, pgworkd.make_alerts, pgworkd.told, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
     TO {worker};
 COMMIT;

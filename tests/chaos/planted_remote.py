@@ -120,8 +120,8 @@ BUGS = (
     ),
     sql(
         "a remote attempt has no deadline",
-        "lease_until = CASE WHEN v_remote THEN deadline(v_now, j.timeout_s) END,",
-        "lease_until = NULL,",
+        "THEN deadline(v_now, coalesce(j.timeout_s, v_timeout_s)) END,",
+        "THEN NULL::timestamptz END,",
         tests=_ASSIGNMENTS,
     ),
     sql(

@@ -224,7 +224,7 @@ async def test_a_digest_has_all_that_is_wrong(dsn: str, db: asyncpg.Connection[A
         ("old at <n>", 2, False),
     ]
     assert [(kind.kind, round(kind.usual_s), round(kind.now_s), kind.runs) for kind in digest.slow] == [
-        ("k", 1, 15, 50)
+        ("k", 1, 18, 50)
     ]
     assert [(queue.queue, queue.workers) for queue in digest.late] == [("late", 0)]
     assert [schedule.name for schedule in digest.schedules] == ["broken"]

@@ -40,6 +40,10 @@ async def test_jobs_take_the_context_of_the_request_with_them(
         await db.execute("DELETE FROM pgworkd.jobs")
         await call("POST", path, headers={"traceparent": "00-nothing"} | more, **sent)
         assert not any(await metas(db)), "nor that of the request before"
+        await db.execute("DELETE FROM pgworkd.jobs")
+        doubled = [*TRACE.items(), *OTHER.items(), *more.items()]
+        await call.client.request("POST", path, headers=[*doubled, ("Authorization", f"Bearer {call.token}")], **sent)
+        assert not any(await metas(db)), "of two, none is believed"
 
 
 async def test_a_context_that_a_job_has_of_its_own_is_kept(dsn: str, db: Db) -> None:

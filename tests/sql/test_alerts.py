@@ -331,3 +331,14 @@ async def test_retired_jobs_are_no_deaths(db: Db) -> None:
     ids: list[uuid.UUID] = await insert_running(db, 2)
     await complete(db, ids)
     assert await count(db) == 0
+
+
+async def test_it_is_known_when_the_next_message_is_due(db: Db) -> None:
+    await declare(db, {"bundle_s": 30})
+    ask = "SELECT pgworkd.next_alert_s()"
+    assert await db.fetchval(ask) is None
+    await counted(db, "first")
+    assert await db.fetchval(ask) is None
+    await clock(10, db)
+    assert await counted(db, "second") == []
+    assert await db.fetchval(ask) == 20

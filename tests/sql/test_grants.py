@@ -39,7 +39,7 @@ FUNCTIONS = {
         add_error add_occurrences advance allowance batch_ended burst archive by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
-        expire_jobs count_ended finer_counts usual_runs of_finished_tree
+        expire_jobs count_ended finer_counts usual_runs next_alert_s of_finished_tree
         in_parts all_done archive_dead cancel_dependents cancel_these count_down forget_batches forget_progress
         forget_workers free_these give_back park presume_dead promote_these restore_these
         report_refused rescue_jobs expire_these promote_lines mend_these apply_ends

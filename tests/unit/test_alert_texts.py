@@ -41,7 +41,7 @@ NOTHING = Digest(
         (1, 1, 7, "new", "new error in q, send: it broke"),
         (1, 0, 1200, "many", "1,200 deaths in q, send: it broke"),
         (1, 0, 1, "more", "1 death in q, send: it broke"),
-        (3, 1, 9, "new", "new error, and 2 errors that go on in q, send: it broke"),
+        (3, 1, 9, "new", "new error and 2 known errors in q, send: it broke"),
         (312, 312, 4718, "new", "312 new errors in 5 min, 4,718 deaths"),
         (312, 300, 4718, "new", "312 errors (300 new) in 5 min, 4,718 deaths"),
         (12, 0, 4718, "more", "12 errors in 5 min, 4,718 deaths"),

@@ -64,7 +64,12 @@ UNREAD: dict[str, dict[str, str]] = {
     "run --processes": {**_OF_GATEWAYS, **_OF_PUSH, **_OF_MAIL, "token": "of --remote"},
     "run --remote": {**_OF_GATEWAYS, **_OF_PUSH, **_OF_MAIL, "dsn": "has no database"},
     "push": {**_OF_GATEWAYS, **_OF_MAIL, "token": "of --remote", "app": "has no application"},
-    "serve": {**_OF_DAEMONS, **_OF_PUSH, **_OF_MAIL, **_OF_REMOTE},
+    "serve": {
+        **{name: why for name, why in _OF_DAEMONS.items() if name != "metrics_listen"},
+        **_OF_PUSH,
+        **_OF_MAIL,
+        **_OF_REMOTE,
+    },
     "asgi": {
         **_OF_DAEMONS,
         **_OF_PUSH,

@@ -71,6 +71,11 @@ def test_head_has_no_body_and_the_same_length(address: str) -> None:
     assert head.headers["content-length"] == whole.headers["content-length"] == str(len(whole.text))
 
 
+def _ours(page: bytes) -> list[bytes]:
+    """Without what changes from one moment to the next."""
+    return [line for line in page.splitlines() if line.startswith(b"pgworkd_")]
+
+
 @pytest.mark.parametrize(
     ("accepted", "packed"),
     [
@@ -91,7 +96,7 @@ def test_a_large_page_is_compressed_for_who_takes_that(address: str, accepted: b
     assert (b"Content-Encoding: gzip" in head) == packed
     assert b"Vary: Accept-Encoding" in head
     assert b"Content-Length: %d" % len(body) in head
-    assert (gzip.decompress(body) if packed else body) == whole
+    assert _ours(gzip.decompress(body) if packed else body) == _ours(whole)
     small = sent(address, b"GET /healthz HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")
     assert b"gzip" not in small
     assert small.endswith(b"alive\n")

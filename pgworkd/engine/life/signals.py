@@ -19,6 +19,8 @@ MINUTES_S = 10.0
 """A crash loses this much of the statistics at most, in seconds."""
 DEATHS_S = 60.0
 """How often deaths are looked for that another process saw, and did not count because it was killed."""
+ALERT_S_MIN = 2.0
+"""An alert that waits, as one before it has not been sent yet, is looked at this often."""
 DECLARE_S = 600.0
 """How often this program's alert rules are declared: those that nobody declares are deleted after a day."""
 ROLL_UP_S = 600.0
@@ -107,7 +109,10 @@ class Signals:
         counted = await self._store.count_deaths()
         if counted is None:
             return 1.0  # another daemon counts, maybe not those of the last moment
-        return 0.1 if counted >= DEATHS_STEP else DEATHS_S
+        if counted >= DEATHS_STEP:
+            return 0.1
+        due_in_s = await self._store.next_alert_s()  # of what has come within a rule's bundle_s
+        return DEATHS_S if due_in_s is None else min(max(due_in_s, ALERT_S_MIN), DEATHS_S)
 
     async def minutes(self) -> float:
         """Writes what has ended since the last call."""

@@ -75,7 +75,8 @@ BEGIN
                          ('count_deaths', 'note_alert'), ('count_deaths', 'due_rules'),
                          ('count_deaths', 'make_alerts'), ('count_deaths', 'told'),
                          ('count_deaths', 'is_since'), ('count_deaths', 'is_later'),
-                         ('delete_batch', 'of_finished_tree'), ('new_id', 'payload_key'))
+                         ('delete_batch', 'of_finished_tree'), ('new_id', 'payload_key'),
+                         ('count_deaths', 'next_alert_s'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
 END $migration$;
