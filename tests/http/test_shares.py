@@ -143,6 +143,8 @@ async def test_who_has_no_place_is_told_so(dsn: str, db: Db) -> None:
         follows = [hog("GET", "/v1/events?of=audit&for_s=600") for _ in range(5)]
         streams = [hog("POST", "/v1/jobs/stream", content=silent(), headers=NDJSON)]
         async with hogging(other, [*follows, *streams]):
+            for number in range(3):  # by then it has gone as far as it can
+                assert (await other("POST", "/v1/jobs", {"queue": "mail", "dedupe_key": f"{number}"})).is_success
             assert await db.fetchval(HELD) == 0, "a stream without jobs holds nothing of the database"
             assert (await hog.problem("GET", "/v1/events?of=audit&for_s=0.1"))[:2] == (503, "too-many-waiters")
             refused = await hog("POST", "/v1/jobs/stream", content=LINE, headers=NDJSON)
