@@ -71,6 +71,7 @@ _ADDED = {
     *(("jobs", name) for name in ("lease_s", "begun", "claim_id", "listed")),
     ("queues", "endpoint"),
     *(("batches", name) for name in ("max_attempts", "meta")),
+    *(("queues", name) for name in ("max_attempts", "timeout_s")),
 }
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"
