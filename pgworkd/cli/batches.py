@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BAR_CHARS = 20
 REFRESH_S = 0.5
-_NARROW = "id state name done total queue batches created_at finished_at cancelled dead meta"
+_NARROW = "id state name done total queue batches created_at finished_at cancelled meta dead"
 
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="The batch's id.")]
 

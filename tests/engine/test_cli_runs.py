@@ -50,7 +50,7 @@ def test_a_worker_whose_loop_is_blocked_is_named(shell: Shell) -> None:
         (590, None, UP_TO_5_S, None),
         (660, None, UP_TO_5_S, "99 of 100 of its kind take less than 4.9"),
         (660, None, UP_TO_200_S, None),
-        (2100, None, UP_TO_200_S, "99 of 100 of its kind take less than 199"),
+        (2100, None, UP_TO_200_S, "99 of 100 of its kind take less than 200 s"),
         (3500, None, None, None),
         (3700, None, None, "none of its kind has ended in a week"),
         (660, 60.0, UP_TO_200_S, "its time-out is 60 s"),

@@ -26,12 +26,16 @@ BEGIN
             ADD COLUMN IF NOT EXISTS many_at timestamptz,
             ADD COLUMN IF NOT EXISTS due_at timestamptz, ADD COLUMN IF NOT EXISTS reason text,
             ALTER COLUMN at DROP NOT NULL;
-        UPDATE alerts a SET told = g.deaths FROM error_groups g WHERE g.id = a.group_id;
-        UPDATE alerts a
-        SET told = 0, at = NULL, due_at = a.at, reason = coalesce(j.payload ->> 'reason', 'more')
-        FROM jobs j
-        WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
-        ALTER TABLE alerts DROP COLUMN IF EXISTS job_id;
+        IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'alerts'::regclass
+                     AND a.attname = 'job_id' AND NOT a.attisdropped) THEN
+            UPDATE alerts a SET told = g.deaths FROM error_groups g WHERE g.id = a.group_id;
+            UPDATE alerts a
+            SET told = 0, at = NULL, due_at = a.at,
+                reason = coalesce(j.payload ->> 'reason', 'more')
+            FROM jobs j
+            WHERE j.id = a.job_id AND j.status IN ('pending', 'running', 'failed', 'blocked');
+            ALTER TABLE alerts DROP COLUMN job_id;
+        END IF;
     END IF;
     ALTER TABLE IF EXISTS queues ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
         ADD COLUMN IF NOT EXISTS timeout_s period_s;
