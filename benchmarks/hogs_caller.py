@@ -99,7 +99,7 @@ async def follow(url: str, token: str) -> None:
     """Follows all lists for ever."""
     at = urlsplit(url)
     read, write = await asyncio.open_connection(at.hostname, at.port)
-    head = f"GET /v1/events HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
+    head = f"GET /v1/events?of=queues&of=audit HTTP/1.1\r\nHost: {at.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
     write.write(head.encode())
     if not (await read.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200"):
         raise RuntimeError("the lists cannot be followed")
