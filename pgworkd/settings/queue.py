@@ -89,8 +89,8 @@ REMEDIES = {
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)")
 _BACKOFF = {"backoff_s": Backoff().base_s, "backoff_factor": Backoff().factor, "backoff_cap_s": Backoff().cap_s}
 """What applies to handlers that declare no backoff, and where no row overrides it."""
-_BY_CODE = {*_BACKOFF, "max_attempts", "timeout_s"}
-"""What handlers declare where no row overrides it."""
+_BY_CODE: dict[str, float | None] = {**_BACKOFF, "max_attempts": 3, "timeout_s": None}
+"""What applies to handlers that do not say it themselves, where no row overrides it."""
 _WORDS = {1: "s", 60: "min", 3600: "h", 86_400: "d"}
 
 
@@ -176,8 +176,9 @@ class EffectiveSetting(NamedTuple):
 
     def __str__(self) -> str:
         """Returns the setting as text: `10 (row; default from code: 4)`."""
-        if self.value is None and self.name in _BACKOFF:  # each handler may have its own, so no one value is in effect
-            return f"{_BACKOFF[self.name]:g}, unless the handler declares its own backoff ({self.source})"
+        if self.value is None and self.name in _BY_CODE:  # each handler may have its own, so no one value is in effect
+            own = "its own backoff" if self.name in _BACKOFF else "its own"
+            return f"{_shown(_BY_CODE[self.name])}, unless the handler declares {own} ({self.source})"
         shown = " or ".join(map(_shown, self.value if isinstance(self.value, list) else [self.value]))
         code = " or ".join(map(_shown, self.code))
         return f"{shown} ({self.source}{f'; default from code: {code}' if self.source == 'row' and code else ''})"
