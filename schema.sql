@@ -452,7 +452,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   result_of, jobs_of, batch_results, batch_tree AO  -                              22023, PW003
 --   register, wanted, kinds_elsewhere, next_due,  D   -
 --     depth, running_of, ensure_schedules,
---     missed_since
+--     missed_since, usual_runs, next_alert_s
 --   payloads                                      D   jobs with expires_at s
 --   heartbeat, worker_ended, sign_off,            D   worker; pool; origin
 --     set_pool, drop_pool, heartbeats, belong
