@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Protocol
 from uuid import UUID
@@ -75,7 +76,7 @@ class Tracing:
     """
 
     def __init__(self, provider: otel.TracerProvider | None = None) -> None:
-        self._tracer = otel.get_tracer("pgworkd", tracer_provider=provider)
+        self._tracer = otel.get_tracer("pgworkd", version("pgworkd"), provider)
         self._open: set[_Span] = set()
         self._events = Events()
 

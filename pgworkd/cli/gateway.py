@@ -104,8 +104,10 @@ def _application(settings: Settings, listener: socket.socket, *, requests: bool,
 
 async def _serve(settings: Settings, app: Any, listener: socket.socket) -> int:
     """Serves until a stop signal; the exit code."""
+    from pgworkd.cli import listening
     from pgworkd.cli.running import run_until_stopped
 
+    listening.observe(lambda: app.gateway.source)
     program = _Gateway(settings, app, listener)
     return await run_until_stopped(program, settings, settings.notes, source=lambda: app.gateway.source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,14 @@ _report_to = os.environ.pop(REPORT_TO, None)
 def wanted(settings: Settings) -> bool:
     """Whether anyone asks for metrics of this process."""
     return settings.metrics_listen is not None or _report_to is not None
+
+
+def observe(source: Callable[[], Source]) -> None:
+    """Tells the MeterProvider of OpenTelemetry of the metrics of this process, if the program has imported it."""
+    if "opentelemetry.metrics" in sys.modules:
+        from pgworkd.metrics import otel
+
+        otel.observe(source())
 
 
 @contextlib.contextmanager

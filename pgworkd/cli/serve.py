@@ -79,8 +79,8 @@ class _Service:
     async def run(self) -> int:
         """Runs it; the exit code. Raises the daemon's errors."""
         self._daemon = daemon = self._make_supervisor() if self._settings.processes > 1 else self._make_daemon()
-        if isinstance(daemon, Daemon) and "opentelemetry.metrics" in sys.modules:  # the app has imported it
-            _observe(daemon)
+        if isinstance(daemon, Daemon):  # those of a supervisor tell of themselves
+            listening.observe(lambda: _source(daemon))
         runs, source = _Runs(daemon), lambda: _source(daemon)
         return await run_until_stopped(runs, self._settings, self._notes, source=source, reload=self._reload)
 
@@ -162,13 +162,6 @@ def _source(daemon: Daemon | Supervisor) -> Source:
     from pgworkd.metrics.fleet import FleetSource
 
     return DaemonSource(daemon) if isinstance(daemon, Daemon) else FleetSource(daemon.members)
-
-
-def _observe(daemon: Daemon) -> None:
-    from pgworkd.metrics.daemon import DaemonSource
-    from pgworkd.metrics.otel import observe
-
-    observe(DaemonSource(daemon))
 
 
 def _stop_s(options: DaemonOptions, *, now: bool = False) -> float:

@@ -72,6 +72,7 @@ class _Exporter:
         from anyio.from_thread import BlockingPortal
 
         from pgworkd import log
+        from pgworkd.cli import listening
         from pgworkd.core.events import Events
         from pgworkd.metrics import endpoint
         from pgworkd.metrics.exporter import DatabaseSource
@@ -82,6 +83,7 @@ class _Exporter:
         async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
             source = DatabaseSource(connection_options(self._settings), portal, events)
             log.logger().info("metrics.listening", address=str(endpoint.bound(self._listener)))
+            listening.observe(lambda: source)
             with endpoint.served(source, self._listener):
                 tasks.start_soon(source.begin)
                 await self._stopped.wait()

@@ -6,18 +6,13 @@ semantic conventions for messaging: https://opentelemetry.io/docs/specs/semconv/
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
 from pgworkd.client.new_job import META, QUEUE
 from pgworkd.core import traces
-from pgworkd.core.error_report import describe_error
-
-_log = logging.getLogger("pgworkd.tracing")
-_tracer: tuple[Any, Any] | None = None
-"""The last provider, and its tracer: making one costs as much as a span."""
+from pgworkd.core.spans import OpenSpan, begin
 
 Way = Callable[[Any, Any], Any]
 """Runs steps on a connection; what `connections.way` returns."""
@@ -26,12 +21,11 @@ Way = Callable[[Any, Any], Any]
 class Producing:
     """A span that has been started; `over` runs the statements and ends it."""
 
-    __slots__ = ("_span", "_trace", "carrier")
+    __slots__ = ("_span", "carrier")
 
-    def __init__(self, trace: Any, span: Any, carrier: traces.Carrier) -> None:
-        self._trace = trace
+    def __init__(self, span: OpenSpan) -> None:
         self._span = span
-        self.carrier = carrier
+        self.carrier = span.carrier
         """The trace context that the jobs take with them."""
 
     def over(self, run: Way, conn: Any, steps: Any, id_of: Callable[[list[Any]], str] | None = None) -> Any:
@@ -59,26 +53,24 @@ class Producing:
 
     def named(self, queue: str | None) -> None:
         """Notes the queue of all the jobs, known only now; None: they are of several."""
-        self._span.update_name("enqueue" if queue is None else f"enqueue {queue}")
-        if queue is not None:
-            self._span.set_attribute("messaging.destination.name", queue)
+        if queue is None:
+            self._span.note({}, "enqueue")
+        else:
+            self._span.note({"messaging.destination.name": queue}, f"enqueue {queue}")
 
     def counted(self, jobs: int) -> None:
-        """Notes how many jobs the span enqueues, where the call takes several."""
-        self._span.set_attribute("messaging.batch.message_count", jobs)
+        """Notes how many jobs the span enqueues, if they are several."""
+        if jobs != 1:
+            self._span.note({"messaging.batch.message_count": jobs})
 
     def _end(self, rows: list[Any], id_of: Callable[[list[Any]], str] | None) -> None:
         if id_of is not None:
-            self._span.set_attribute("messaging.message.id", id_of(rows))
-        _guarded(self._span.end)
+            self._span.note({"messaging.message.id": id_of(rows)})
+        self._span.end()
 
     def _failed(self, error: BaseException) -> None:
-        facts = describe_error(error)  # without the passwords of addresses
-        pairs = (("type", facts.type), ("message", facts.message), ("stacktrace", facts.traceback))
-        self._span.add_event("exception", {f"exception.{name}": value for name, value in pairs})
-        self._span.set_attribute("error.type", facts.type)
-        self._span.set_status(self._trace.StatusCode.ERROR, facts.summary)
-        _guarded(self._span.end)
+        self._span.raised(error)
+        self._span.end()
 
 
 def producing(queue: str | None, job_id: UUID | None = None) -> Producing | None:
@@ -94,11 +86,8 @@ def producing(queue: str | None, job_id: UUID | None = None) -> Producing | None
         attributes["messaging.destination.name"] = queue
     if job_id is not None:
         attributes["messaging.message.id"] = str(job_id)
-    name = "enqueue" if queue is None else f"enqueue {queue}"
-    start = _tracer_of(trace).start_span
-    span = _guarded(lambda: start(name, kind=trace.SpanKind.PRODUCER, attributes=attributes))
-    carrier = None if span is None else traces.carrier_of(span.get_span_context())
-    return None if carrier is None else Producing(trace, span, carrier)
+    span = begin("enqueue" if queue is None else f"enqueue {queue}", "PRODUCER", attributes)
+    return None if span is None else Producing(span)
 
 
 def traced(fields: list[Any], job_id: UUID | None = None) -> Producing | None:
@@ -114,8 +103,13 @@ def traced(fields: list[Any], job_id: UUID | None = None) -> Producing | None:
 
 
 def traced_all(rows: Sequence[list[Any]]) -> tuple[Producing | None, Sequence[list[Any]]]:
-    """The span of several jobs, and the rows with its context; the rows given are left as they are."""
-    if not rows or (span := producing(None)) is None:
+    """The span of several jobs, and the rows with its context; the rows given are left as they are.
+
+    None as of `traced`, if that holds for all of them.
+    """
+    if traces.api() is None or all(traces.is_given(row[META]) for row in rows):
+        return None, rows
+    if (span := producing(None)) is None:
         return None, rows
     queues = {row[QUEUE] for row in rows}
     span.named(queues.pop() if len(queues) == 1 else None)
@@ -133,20 +127,3 @@ def ran(
 def first_id(rows: list[Any]) -> str:
     """The id of a job, which is the first value of the first row."""
     return str(rows[0][0])
-
-
-def _tracer_of(trace: Any) -> Any:
-    global _tracer  # noqa: PLW0603 - a cache
-    provider = trace.get_tracer_provider()
-    if _tracer is None or _tracer[0] is not provider:
-        _tracer = provider, provider.get_tracer("pgworkd")
-    return _tracer[1]
-
-
-def _guarded(call: Callable[[], Any]) -> Any:
-    """The result of a call; None if it raises: a broken processor of spans must not keep jobs from being enqueued."""
-    try:
-        return call()
-    except Exception:  # noqa: BLE001 - of the user's samplers and processors
-        _log.exception("a span of an enqueue is lost")
-        return None

@@ -196,11 +196,24 @@ BUGS = (
     ),
     python(
         "the trace of one request goes with the jobs of another",
-        "gateway/api/request/route",
-        '            traces.RECEIVED.set(traces.received(scope["headers"]))',
-        '            found = traces.received(scope["headers"])\n'
-        "            traces.RECEIVED.set(found or traces.RECEIVED.get())",
+        "gateway/api/request/spans",
+        '["headers"]) if scope["type"] == "http" else None\n',
+        '["headers"]) if scope["type"] == "http" else None\n    carrier = carrier or traces.RECEIVED.get()\n',
         tests="tests/http/test_traces.py",
+    ),
+    python(
+        "jobs are beside the span of their request, not below it",
+        "gateway/api/request/spans",
+        "    traces.RECEIVED.set(carrier if span is None else span.carrier)",
+        "    traces.RECEIVED.set(carrier)",
+        tests="tests/http/test_traces.py",
+    ),
+    python(
+        "a receiver continues the attempt, not the request",
+        "push/daemon/delivery",
+        "                trace = _trace_of(attempt) if span is None else span.carrier",
+        "                trace = _trace_of(attempt)",
+        tests="tests/push/test_push_traces.py",
     ),
     python(
         "what is usual is forgotten at each restart",

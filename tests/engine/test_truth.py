@@ -65,6 +65,11 @@ class Target:
         self._thread.join()
 
     @property
+    def has_gone(self) -> bool:
+        """True once it is not scraped any more."""
+        return self._ends.is_set()
+
+    @property
     def last(self) -> tuple[float, Page]:
         """The last page."""
         return self.pages[-1]
@@ -181,7 +186,10 @@ class Fleet:
             while (db.execute(live).fetchone() or ())[0]:
                 assert time.time() < deadline, db.execute("SELECT * FROM pgworkd.queue_stats").fetchall()
                 time.sleep(0.2)
-        time.sleep(2 * LATE_S)
+        known = time.time() + LATE_S
+        while not all(each.has_gone or each.last[0] >= known for each in self.targets.values()):
+            assert time.time() < deadline, "a process is not scraped any more"
+            time.sleep(SCRAPED_S)
 
 
 async def test_what_is_published_is_what_has_happened(start: Start, tmp_path: Path, own_server: Any) -> None:

@@ -35,10 +35,11 @@ async def pushing(
     queues: Mapping[str, int | None] | None = None,
     secrets_dir: Path | None = None,
     callback_url: str = "http://localhost",
+    parts: tuple[Any, ...] = (),
     **options: Any,
 ) -> AsyncIterator[tuple[PushDaemon, Recorder]]:
     """A daemon that is ready, and its events; it is stopped at the end."""
-    more = {"queues": queues, "secrets_dir": secrets_dir, "callback_url": callback_url}
+    more = {"queues": queues, "secrets_dir": secrets_dir, "callback_url": callback_url, "parts": parts}
     daemon = PushDaemon(PushApp(), quick_options(dsn, **options), **more)
     seen = Recorder()
     daemon.events.listen(seen)

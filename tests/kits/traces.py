@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import pytest
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -40,6 +41,15 @@ class Spans:
         found = self.all(name)
         assert len(found) == count
         return found
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+    """The global provider, which OpenTelemetry lets a program set once, for this test only."""
+    found = Spans()
+    monkeypatch.setattr(otel, "get_tracer_provider", lambda: found.provider)
+    yield found
+    found.provider.shutdown()
 
 
 @contextlib.asynccontextmanager

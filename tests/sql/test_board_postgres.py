@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,7 @@ async def loaded(db: Db) -> Db:
     )
     alive = await db.fetchval(WORKER, "alive", "1 hour")
     await db.fetchval(WORKER, "lost", "-1 hour")
+    await db.execute("SELECT pgworkd.standing_worker()")
     await db.execute("SELECT pgworkd.set_pool($1, q, 4, false) FROM unnest($2::text[]) q", alive, QUEUES)
     await db.execute(
         "UPDATE pgworkd.jobs SET status = 'running', attempts = 1, worker_id = $1, started_at = now() WHERE id IN "
@@ -106,6 +108,8 @@ async def test_every_panel_returns_what_grafana_draws(loaded: Db, roles: Roles) 
         for title, _, form, sql in targets():
             rows = await reader.fetch(filled(sql, QUEUES))
             assert rows, title
+            # Go's driver, with which Grafana reads, shows no panel at all that has an instant without end.
+            assert not any(isinstance(at, dt.datetime) and at.year == dt.MAXYEAR for row in rows for at in row), title
             if form == "time_series":
                 times = [row["time"] for row in rows]
                 assert times == sorted(times), title
@@ -137,7 +141,7 @@ async def test_the_numbers_are_right(loaded: Db, roles: Roles) -> None:
 
 
 async def test_queues_that_are_stalled_or_have_no_worker_are_seen(loaded: Db, roles: Roles) -> None:
-    await loaded.execute("UPDATE pgworkd.workers SET lease_until = now() - interval '1 s'")
+    await loaded.execute("UPDATE pgworkd.workers SET lease_until = now() - interval '1 s' WHERE kind = 'daemon'")
     await loaded.execute("UPDATE pgworkd.queue_minutes SET at = now() - interval '1 min' WHERE queue = 'mail'")
     async with roles.session("reader") as reader:
         found = {

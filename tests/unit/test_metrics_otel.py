@@ -49,8 +49,9 @@ def test_the_names_for_messaging() -> None:
     found = collected(1, 1)
     attributes = (
         ("messaging.destination.name", "q0"),
-        ("messaging.operation.name", "k0"),
+        ("messaging.operation.name", "process"),
         ("messaging.system", "pgworkd"),
+        ("pgworkd.job.kind", "k0"),
     )
     assert values(found["messaging.client.consumed.messages"]) == {attributes: 3}
     assert values(found["messaging.process.duration.count"]) == {attributes: 3 * COUNTS}

@@ -23,6 +23,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from pgworkd.gateway.api.description import describe
+from pgworkd.gateway.api.request import spans
 from pgworkd.gateway.api.request.access import Authorize
 from pgworkd.gateway.api.request.bounds import Bounds
 from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
@@ -46,11 +47,16 @@ class Application:
         """`log`: called after each request with its facts, and with the bodies if asked to."""
         self.gateway = gateway
         self.api = _api(gateway)
-        self._app = Bounds(self._routed, gateway.options.hosts, gateway.requests.count, log, bodies=log_bodies)
+        self._app = Bounds(self._routed, gateway.options.hosts, self._count, log, bodies=log_bodies)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers one request."""
-        await self._app(scope, receive, send)
+        with spans.of_request(scope):
+            await self._app(scope, receive, send)
+
+    def _count(self, scope: Any, status: int, began_s: float) -> None:
+        self.gateway.requests.count(scope, status, began_s)
+        spans.answered(scope, status)
 
     async def _routed(self, scope: Any, receive: Any, send: Any) -> None:
         """Passes a request to the routes: FastAPI's layers around them cost more than they, and do nothing for ours."""

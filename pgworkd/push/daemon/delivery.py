@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import SplitResult
 
 from pgworkd.core import events
 from pgworkd.core.events import Events
 from pgworkd.core.job import FACTS, Ending
 from pgworkd.core.json_text import JsonText
+from pgworkd.core.spans import OpenSpan, begin
 from pgworkd.database.endpoint_store import EndpointStore
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import PgworkdError, UsageError
@@ -22,6 +24,7 @@ from pgworkd.push.daemon.callbacks import Callbacks
 from pgworkd.push.daemon.routes import Target
 from pgworkd.push.sender import NotDelivered, PerhapsDelivered
 
+CLIENT_ERROR = 400
 FROZEN_S = 2.0
 """A request that ends this much later than it may was held up here: this daemon was frozen, or had no CPU."""
 
@@ -56,11 +59,14 @@ class Delivery:
             return Verdict(Ending.FAILED, cause="UsageError", message=str(error), permanent=True)
         content = message.body(sent, at, await self._callbacks.prepare(attempt, endpoint) if waits else None)
         fixed = (attempt.claimed.id, content, at, target.signing, endpoint.headers)
-        headers = message.headers(*fixed, trace=_trace_of(attempt), attempt=attempt.claimed.attempt)
         began_s, once, status = time.monotonic(), attempt.claimed.max_attempts == 1, None
         latest = began_s + endpoint.timeout_s + FROZEN_S
         try:
-            answer = await target.post(url, headers, content, once=once)
+            with _sending(attempt, url) as span:
+                trace = _trace_of(attempt) if span is None else span.carrier
+                headers = message.headers(*fixed, trace=trace, attempt=attempt.claimed.attempt)
+                answer = await target.post(url, headers, content, once=once)
+                _note(span, answer)
         except NotDelivered as error:
             # It was not begun, so the only attempt of a job is still to come.
             ending = Ending.RELEASED if once else Ending.FAILED
@@ -117,6 +123,35 @@ class Delivery:
         with contextlib.suppress(PgworkdError):  # as above
             if await self._store.disable(name, found.summary):
                 self._events.emit(events.ENDPOINT_DISABLED, endpoint=name, reason=found.summary)
+
+
+@contextlib.contextmanager
+def _sending(attempt: Attempt, url: SplitResult) -> Iterator[OpenSpan | None]:
+    """The span of a request below that of its attempt; None where attempts are not traced."""
+    facts: dict[str, str | int] = {
+        "http.request.method": "POST",
+        "url.full": f"{url.scheme}://{url.netloc}{url.path}",  # without its query, which may have secrets
+        "server.address": url.hostname or "",
+        "server.port": url.port or (443 if url.scheme == "https" else 80),
+    }
+    if attempt.trace is None or (span := begin("POST", "CLIENT", facts)) is None:
+        yield None
+        return
+    try:
+        with span.current():
+            yield span
+    except Exception as error:
+        span.fail(type(error).__name__, str(error))
+        raise
+    finally:
+        span.end()
+
+
+def _note(span: OpenSpan | None, answer: EndpointAnswer) -> None:
+    if span is not None:
+        span.note({"http.response.status_code": answer.status})
+        if answer.status >= CLIENT_ERROR:
+            span.fail(str(answer.status))
 
 
 def message_of(attempt: Attempt, deadline_s: float) -> message.PushedAttempt:

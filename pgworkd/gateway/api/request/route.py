@@ -15,7 +15,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
 
-from pgworkd.core import traces
 from pgworkd.core.access import Access
 from pgworkd.core.validation import closest
 from pgworkd.gateway.api.request.access import CHECKED_S
@@ -37,7 +36,6 @@ class Route(APIRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         is_change = bool({"POST", "PUT", "PATCH"}.intersection(self.methods or ()))
-        self._is_change = is_change
         self._is_bodiless = is_change and self.body_field is None and not self.reads_itself
         self._arguments = _Arguments(self.dependant, strict=self.is_authorized)
         self._call: Callable[..., Awaitable[Response]] = self.endpoint
@@ -47,8 +45,6 @@ class Route(APIRoute):
         request = self.request_class(scope, receive, send)
         if self.is_authorized:
             request.state.access = await self._access(request)
-        if self._is_change:
-            traces.RECEIVED.set(traces.received(scope["headers"]))
         began_s = time.monotonic()
         if self._is_bodiless:
             await _check_no_body(request)
