@@ -103,13 +103,8 @@ def traced(fields: list[Any], job_id: UUID | None = None) -> Producing | None:
 
 
 def traced_all(rows: Sequence[list[Any]]) -> tuple[Producing | None, Sequence[list[Any]]]:
-    """The span of several jobs, and the rows with its context; the rows given are left as they are.
-
-    None as of `traced`, if that holds for all of them.
-    """
-    if traces.api() is None or all(traces.is_given(row[META]) for row in rows):
-        return None, rows
-    if (span := producing(None)) is None:
+    """The span of several jobs, and the rows with its context; the rows given are left as they are."""
+    if not rows or (span := producing(None)) is None:
         return None, rows
     queues = {row[QUEUE] for row in rows}
     span.named(queues.pop() if len(queues) == 1 else None)
