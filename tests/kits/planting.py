@@ -53,7 +53,7 @@ def mutated_tree(planted: Planted, into: Path) -> Path:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, into / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, into / name, ignore=shutil.ignore_patterns("node_modules"))
         else:
             shutil.copy2(source, into / name)
     found = places(planted, into)
@@ -66,12 +66,16 @@ def mutated_tree(planted: Planted, into: Path) -> Path:
 def run_module(tree: Path, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """`python -m` with these arguments, in that tree and with its code.
 
-    Raises TimeoutExpired when it takes longer than `timeout_s`.
+    Compiled modules are copied with the tree and kept: a test starts many processes. Raises TimeoutExpired when it
+    takes longer than `timeout_s`.
     """
+    modules = f"{ROOT / 'tests' / 'clients' / 'node_modules'}:{os.environ.get('NODE_PATH', '')}"
+    environ = {**os.environ, "PYTHONPATH": str(tree), "NODE_PATH": modules}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environ,
         capture_output=True,
         text=True,
         timeout=timeout_s,
