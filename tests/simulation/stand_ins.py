@@ -106,6 +106,12 @@ class SimulatedSignals:
     async def count_deaths(self) -> int:
         return 0
 
+    async def next_alert_s(self) -> float | None:
+        return None
+
+    async def usual(self, _queues: object, _kinds: object) -> dict[tuple[str, str], list[int]]:
+        return {}
+
     async def declare_alerts(self, _rules: object) -> None:
         return None
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+from inspect import iscoroutinefunction
 from typing import Any
 
 import anyio
 import pytest
 
+from pgworkd.database.signal_store import SignalStore
 from tests.simulation.loop import Deadlock, Runaway, SimulationFailed, SimulationLoop, simulate
+from tests.simulation.stand_ins import SimulatedSignals
 
 pytestmark = pytest.mark.slow("whole days of a fleet in simulated time")
 
 SEEDS = range(20)
+
+
+@pytest.mark.fast
+def test_the_stand_in_of_signals_has_all_that_a_daemon_calls() -> None:
+    called = {name for name, value in vars(SignalStore).items() if iscoroutinefunction(value)} - {"close"}
+    assert called <= set(dir(SimulatedSignals))
 
 
 def order_of(seed: int) -> tuple[int, list[int]]:
