@@ -96,6 +96,8 @@ class App(registry.Registry):
         Raises UsageError for a value out of bounds, or a second digest of a name.
         """
         recipient.checked(to)
+        if every is None:
+            raise UsageError('every=None: a digest needs a schedule, such as every="0 8 * * 1-5" or every=86400')
         kind = digests.KIND if name is None else f"{digests.KIND}.{name}"
         options = {"queue": queue, "every": every, "timezone": timezone, "missed": "once", **recipient.OPTIONS}
         self.handler(kind, **options)(digests.digest_handler(lambda: self.handlers[kind].recurrence, to))

@@ -72,9 +72,16 @@ class Message(Protocol):
 
 
 def checked(to: object) -> None:
-    """Raises UsageError unless `to` is a function or a mail address."""
-    if not callable(to) and not is_mail_address(to):
-        raise UsageError(f"to={str(to)[:100]!r}: give a function, or a mail address like 'ops@example.com'")
+    """Raises UsageError unless `to` is a function of one argument, or a mail address."""
+    if not callable(to):
+        if not is_mail_address(to):
+            raise UsageError(f"to={str(to)[:100]!r}: give a function, or a mail address like 'ops@example.com'")
+        return
+    with suppress(ValueError):  # of what is written in C, nothing is known
+        try:
+            inspect.signature(to).bind(None)
+        except TypeError as error:
+            raise UsageError(f"to: the function must take one argument, the message: {error}") from None
 
 
 async def deliver(to: Callable[[Any], Awaitable[None] | None] | str, message: Message) -> str:

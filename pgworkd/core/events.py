@@ -72,6 +72,7 @@ QUEUE_REMOVED: Final = "queue.removed"  # queue: drained, while the daemon runs
 SCHEDULE_FAILED: Final = "schedule.failed"  # schedule, error
 SCHEDULE_RETIRED: Final = "schedule.retired"  # schedule: disabled, because no worker declares it any more
 SCHEDULE_DIFFERS: Final = "schedule.differs"  # schedule, ours, theirs, worker: another worker's rule is in force
+ALERT_DIFFERS: Final = "alert.differs"  # rule: another program declares it otherwise, or an older one of ours
 SCHEDULE_SKIPPED: Final = "schedule.skipped"  # schedule, occurrence, reason: missed while no worker served its queue
 SCHEDULE_CREATED: Final = "schedule.created"  # schedule, occurrence: its first one
 SCHEDULE_RESTORED: Final = "schedule.restored"  # schedule, occurrence: its next one was missing, and is inserted again

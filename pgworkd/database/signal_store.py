@@ -10,6 +10,12 @@ from pgworkd.database.connection import Connection, ConnectionOptions
 
 ROLL_UP_STEP = DEATHS_STEP = 2_000
 """Rows that one step sums up or deletes."""
+_OTHERS_RULES = """SELECT r.name::text FROM pgworkd.alert_rules r
+    JOIN jsonb_populate_recordset(NULL::pgworkd.alert_rules, $1::text::jsonb) n ON n.name = r.name
+    WHERE r.updated_at > pgworkd.clock() - interval '15 min'
+      AND (r.queue, r.kind, r.queues, r.on_new, r.deaths, r.within_s, r.cooldown_s, r.bundle_s)
+          IS DISTINCT FROM (n.queue, n.kind, n.queues, n.on_new, n.deaths, n.within_s, n.cooldown_s, n.bundle_s)
+    ORDER BY r.name"""
 
 
 class Minutes(NamedTuple):
@@ -86,10 +92,15 @@ class SignalStore:
         """In how many seconds an alert is due; 0 or less: now; None: there is none to come."""
         return cast("float | None", await self._connection.value("SELECT pgworkd.next_alert_s()"))
 
-    async def declare_alerts(self, rules: Iterable[AlertRule]) -> None:
-        """Stores the alert rules of this program, and that they are in its code now."""
+    async def declare_alerts(self, rules: Iterable[AlertRule]) -> list[str]:
+        """Stores the alert rules of this program, and that they are in its code now; those that another one declares.
+
+        Of these, the last to come are in force.
+        """
         rows = json.dumps([rule._asdict() for rule in rules])
+        others = [str(name) for (name,) in await self._connection.fetch(_OTHERS_RULES, rows)]
         await self._connection.value("SELECT pgworkd.declare_alerts($1::text::jsonb)", rows)
+        return others
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -60,6 +60,7 @@ _LEVELS: dict[str, int] = {
     events.DATABASE_COPIED: logging.ERROR,
     events.SCHEDULE_FAILED: logging.ERROR,
     events.SCHEDULE_DIFFERS: logging.WARNING,
+    events.ALERT_DIFFERS: logging.WARNING,
     events.ORPHANS_RELEASED: logging.WARNING,
     events.MAINTENANCE_FAILED: logging.ERROR,
     events.ENDPOINT_REFUSED: logging.ERROR,

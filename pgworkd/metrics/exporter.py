@@ -110,22 +110,27 @@ class DatabaseSource:
     def __init__(self, options: ConnectionOptions, portal: BlockingPortal, events_: Events | None = None) -> None:
         self._reader = DatabaseReader(options, events_)
         self._portal = portal
+        self._is_closed = False
 
     async def begin(self) -> None:
         """Reads for the first time, in the portal's loop: the log says at once if there is no answer."""
         await self._reader.read()
 
     async def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection; from now on there are no values."""
+        self._is_closed = True
         await self._reader.close()
 
     def samples(self) -> Samples:
-        """The values of the last seconds; without an answer only that there is none."""
-        return self._portal.call(self._reader.read)[0]
+        """The values of the last seconds; without an answer only that there is none.
+
+        OpenTelemetry's SDK asks once more while the process ends.
+        """
+        return {} if self._is_closed else self._portal.call(self._reader.read)[0]
 
     def checks(self) -> list[Check]:
         """Whether the database answers, and has this version's schema."""
-        return self._portal.call(self._reader.read)[1]
+        return [] if self._is_closed else self._portal.call(self._reader.read)[1]
 
     def sick(self) -> str:
         """Returns "": no restart would help, as it only reads."""

@@ -71,7 +71,7 @@ FAMILIES = (
     Family("pgworkd_endpoint_disabled", "gauge", "1 while it is disabled.", ("endpoint",), "database"),
     Family("pgworkd_workers", "gauge", "Workers by state: running, blocked, stopping, lost.", ("state",), "database"),
     Family("pgworkd_schedule_last_seconds", "gauge", "Since one was due, if known.", ("schedule",), "database"),
-    Family("pgworkd_schedule_late_seconds", "gauge", "How long the next occurrence is due.", ("schedule",), "database"),
+    Family("pgworkd_schedule_late_seconds", "gauge", "How long a run is due, or missing.", ("schedule",), "database"),
     Family("pgworkd_oldest_snapshot_seconds", "gauge", "Age of the oldest open transaction.", (), "database"),
     Family("pgworkd_oldest_snapshot_transactions", "gauge", "How far vacuum is held back.", ("by",), "database"),
     Family("pgworkd_table_bytes", "gauge", "Size with indexes.", ("table",), "database"),

@@ -34,7 +34,8 @@ SCHEDULES = """SELECT s.name::text,
         CASE WHEN s.last_occurrence <= pgworkd.clock() THEN extract(epoch FROM pgworkd.clock() - s.last_occurrence)
              WHEN s.every_s IS NOT NULL
                  THEN extract(epoch FROM pgworkd.clock() - s.last_occurrence) + s.every_s END::float8,
-        greatest(extract(epoch FROM pgworkd.clock() - j.run_at), 0)::float8
+        greatest(extract(epoch FROM pgworkd.clock() - CASE WHEN j.run_at IS NULL AND s.error IS NOT NULL
+                 THEN greatest(s.last_occurrence, s.in_force_since) ELSE j.run_at END), 0)::float8
     FROM pgworkd.schedules s
     LEFT JOIN LATERAL (SELECT o.run_at FROM pgworkd.jobs o WHERE o.schedule = s.name
                        AND o.status IN ('pending', 'failed') ORDER BY o.run_at LIMIT 1) j ON true

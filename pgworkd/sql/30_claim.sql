@@ -266,7 +266,8 @@ BEGIN
         lease_until = CASE WHEN v_remote
                            THEN deadline(v_now, coalesce(j.timeout_s, v_timeout_s)) END,
         max_attempts = CASE
-            WHEN v_attempts IS NOT NULL THEN coalesce(j.max_attempts, v_attempts)
+            WHEN v_attempts IS NOT NULL AND j.attempts = 0
+                THEN coalesce(j.max_attempts, v_attempts)
             WHEN v_special
                 THEN coalesce(j.max_attempts, p_budgets[
                     array_position(p_kinds, coalesce(j.kind, j.queue)::text)])

@@ -22,14 +22,18 @@ DECLARE
             'id', j.id, 'queue', j.queue, 'kind', coalesce(j.kind, j.queue), 'attempt', j.attempts,
             'worker_id', j.worker_id, 'worker', coalesce(w.name, 'unknown'),
             'type', CASE WHEN d.passed THEN 'Timeout' ELSE 'lease' END,
-            'error', CASE WHEN d.passed THEN 'no result within ' || j.timeout_s || ' s'
+            'error', CASE WHEN d.passed THEN 'no result within ' || d.timeout_s || ' s'
                           WHEN w.kind = 'standing' AND w.name = 'push'
                               THEN 'no callback within ' || j.lease_s || ' s'
-                          ELSE 'its lease of ' || j.lease_s || ' s was not renewed' END,
+                          ELSE 'its lease of ' || coalesce(j.lease_s, w.lease_s, 30)
+                               || ' s was not renewed' END,
             'delay_s', retry_delay_s(j.queue, j.failures + 1)) ORDER BY j.id)
         FROM jobs j LEFT JOIN workers w ON w.id = j.worker_id
-        CROSS JOIN LATERAL (SELECT coalesce(deadline(j.started_at, j.timeout_s) <= j.lease_until,
-                                            false) AS passed) d
+        LEFT JOIN queues q ON q.name = j.queue
+        CROSS JOIN LATERAL (
+            SELECT l.timeout_s, coalesce(deadline(j.started_at, l.timeout_s) <= j.lease_until,
+                                         false) AS passed
+            FROM (SELECT coalesce(j.timeout_s, q.timeout_s) AS timeout_s) l) d
         WHERE j.id = ANY (p_ids));
     v_statuses jsonb;
 BEGIN

@@ -97,15 +97,15 @@ BEGIN
 END $$;
 
 -- The rules that have something to tell now, and may: no message of theirs is on its way, and the
--- last one was made bundle_s ago. Locks nothing.
+-- last one was made bundle_s ago, or if it has died, a cool-down ago. Locks nothing.
 CREATE OR REPLACE FUNCTION due_rules() RETURNS text[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(
-        SELECT r.name::text FROM alert_rules r
-        WHERE NOT is_since(r.job_at, clock(), r.bundle_s)
+        SELECT r.name::text FROM alert_rules r LEFT JOIN jobs j ON j.id = r.job_id
+        WHERE NOT is_since(r.job_at, clock(), CASE j.status WHEN 'dead'
+                           THEN greatest(r.bundle_s, r.cooldown_s) ELSE r.bundle_s END)
           AND EXISTS (SELECT FROM alerts a WHERE a.rule = r.name AND a.due_at IS NOT NULL
                         AND NOT is_later(a.due_at, r.cooldown_s))
-          AND NOT EXISTS (SELECT FROM jobs j WHERE j.id = r.job_id
-                            AND j.status IN ('pending', 'running', 'failed', 'blocked'))
+          AND coalesce(j.status NOT IN ('pending', 'running', 'failed', 'blocked'), true)
         ORDER BY r.name)
 $$;
 
@@ -113,10 +113,11 @@ $$;
 -- anything to tell. Locks nothing.
 CREATE OR REPLACE FUNCTION next_alert_s() RETURNS float8 LANGUAGE sql STABLE AS $$
     SELECT extract(epoch FROM min(greatest(
-               d.due_at, r.job_at + make_interval(secs => r.bundle_s))) - clock())::float8
-    FROM alert_rules r CROSS JOIN LATERAL (
-        SELECT min(a.due_at) AS due_at FROM alerts a
-        WHERE a.rule = r.name AND a.due_at IS NOT NULL) d
+               d.due_at, r.job_at + make_interval(secs => CASE j.status WHEN 'dead'
+                   THEN greatest(r.bundle_s, r.cooldown_s) ELSE r.bundle_s END))) - clock())::float8
+    FROM alert_rules r LEFT JOIN jobs j ON j.id = r.job_id
+    CROSS JOIN LATERAL (SELECT min(a.due_at) AS due_at FROM alerts a
+                        WHERE a.rule = r.name AND a.due_at IS NOT NULL) d
     WHERE d.due_at IS NOT NULL
 $$;
 

@@ -179,6 +179,7 @@ async def test_two_daemons_of_two_applications_send_one_alert_each(dsn: str, db:
         ({"to": "ops"}, "give a function, or a mail address"),
         ({"to": "a@b.c\nBcc: d@e.f"}, "give a function, or a mail address"),
         ({"to": "a@b.c,d@e.f"}, "give a function, or a mail address"),
+        ({"to": lambda: None}, "the function must take one argument"),
         ({"on_new": False}, "needs deaths=N"),
         ({"deaths": 0}, "deaths must be an int from 1"),
         ({"within_s": 86_401}, "within_s must be an int from 1 to 86400"),

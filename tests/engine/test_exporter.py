@@ -99,6 +99,11 @@ async def test_schedules(db: asyncpg.Connection[Any], dsn: str) -> None:
     found = await samples(dsn)
     assert 300 <= float(found["pgworkd_schedule_last_seconds"][("tick",)]) < 330  # type: ignore[arg-type]
     assert 240 <= float(found["pgworkd_schedule_late_seconds"][("tick",)]) < 270  # type: ignore[arg-type]
+    await db.execute("DELETE FROM pgworkd.jobs; UPDATE pgworkd.schedules SET error = 'no such zone'")
+    await db.execute("UPDATE pgworkd.schedules SET in_force_since = pgworkd.clock() - interval '1 h'")
+    found = await samples(dsn)
+    late_s = float(found["pgworkd_schedule_late_seconds"][("tick",)])  # type: ignore[arg-type]
+    assert 300 <= late_s < 330, "there is no next occurrence, and its error says why"
 
 
 async def test_the_last_occurrence_of_an_interval_lies_in_the_past(db: asyncpg.Connection[Any], dsn: str) -> None:

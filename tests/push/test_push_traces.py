@@ -46,7 +46,7 @@ async def test_a_request_is_a_span_below_its_attempt(
     assert headers_of(request)["traceparent"] == f"00-{TRACE}-{context(sent).span_id:016x}-01"
     found = attributes(sent)
     assert sent.kind is SpanKind.CLIENT
-    assert found["url.full"] == down.url
+    assert found["url.full"] == down.url.removesuffix("/jobs"), "the rest may have a secret"
     assert found["server.address"] == "127.0.0.1"
     assert found.get("error.type") == error
     assert (sent.status.status_code is StatusCode.ERROR) == bool(error)

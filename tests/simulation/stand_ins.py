@@ -112,8 +112,8 @@ class SimulatedSignals:
     async def usual(self, _queues: object, _kinds: object) -> dict[tuple[str, str], list[int]]:
         return {}
 
-    async def declare_alerts(self, _rules: object) -> None:
-        return None
+    async def declare_alerts(self, _rules: object) -> list[str]:
+        return []
 
 
 @contextmanager

@@ -67,6 +67,20 @@ async def test_what_passed_its_lease_or_its_deadline_is_a_failure(db: Db) -> Non
     assert await overdue(db) == {}
 
 
+@pytest.mark.parametrize(
+    ("later", "said"), [(10, "no result within 10 s"), ("null", "its lease of 30 s was not renewed")]
+)
+async def test_what_passed_the_time_limit_of_its_queue_says_so(db: Db, later: int | str, said: str) -> None:
+    remote = await registered(db, lease_s=30)
+    await db.execute("""SELECT pgworkd.set_queue('q', '{"timeout_s": 10}')""")
+    job_id = await one(db)
+    await claim_for(db, Waiter(remote, 1))
+    await db.execute("SELECT pgworkd.set_queue('q', $1)", f'{{"timeout_s": {later}}}')
+    await _with_gateway(db, 0, 60)
+    assert await overdue(db) == {job_id: "failed"}
+    assert (await live(db, job_id))["error"] == said, "there is always a reason"
+
+
 async def test_an_outage_of_all_gateways_gives_each_lease_its_own_time(db: Db) -> None:
     remote = await registered(db, lease_s=600)
     short, long = await insert(db, 2)

@@ -57,6 +57,18 @@ async def test_a_change_leaves_alone_what_has_begun(db: Db) -> None:
     assert (claimed["id"], claimed["max_attempts"]) == (new, 1)
 
 
+async def test_a_rule_that_comes_later_leaves_alone_what_has_begun(db: Db) -> None:
+    """Else a job that has run once, and may run again, would run again and be told that it may not."""
+    worker_id = await worker(db)
+    begun = await one(db)
+    await claim(db, worker_id, 1, "q")
+    await say(db, max_attempts=1)
+    assert (await fail(db, [begun], delay_s=0))[begun] == "failed"
+    (again,) = await claim(db, worker_id, 1, "q", kinds=["q"], budgets=[2])
+    assert (again["id"], again["attempt"], again["max_attempts"]) == (begun, 2, 2)
+    assert (await fail(db, [begun], 2, delay_s=0))[begun] == "dead"
+
+
 async def test_a_queue_whose_jobs_run_at_most_once(db: Db) -> None:
     """A worker that dies may have done the work."""
     first, second = await worker(db, 5), await worker(db, 30)

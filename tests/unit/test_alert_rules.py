@@ -107,6 +107,7 @@ CASES = [
     Case("NoWorker", "none was ever there", {WORKERS: "_x90"}, 6, 4),
     Case("NoWorker", "nothing is due", {WORKERS: "0x90", DUE: "0x90"}, None),
     Case("NoWorker", "paused", {WORKERS: "0x90", PAUSED: "1x90"}, None),
+    Case("NoWorker", "as its endpoint is down", {WORKERS: "0x90", BY_ENDPOINT: "1x90"}, None),
     Case("NoWorker", "nobody counts", {one("pgworkd_sample_age_seconds"): "3x10 3+60x80"}, 33, 29),
     Case("BacklogGrows", "100 more each minute", {DUE: "0+100x90"}, 30, 15),
     Case("BacklogGrows", "many, but ever fewer", {DUE: "90000-100x90"}, None),

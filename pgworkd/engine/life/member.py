@@ -94,7 +94,7 @@ class Member:
         self.planner = self.recurring = Recurring(store, shared.events)
         self.signals = Signals(
             store.signals,
-            shared.counters,
+            shared,
             options.worker_name,
             options.periods.keep_dead_days,
             rules,

@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection
 
 import anyio
 
+from pgworkd.core import events
 from pgworkd.database.signal_store import DEATHS_STEP, AlertRule, Minutes, SignalStore
-from pgworkd.engine.counters import KINDS_MAX, Counters, KindCounters
+from pgworkd.engine.counters import KINDS_MAX, KindCounters
+from pgworkd.engine.shared import Shared
 from pgworkd.errors import OutcomeUnknown
 
 MINUTES_S = 10.0
@@ -41,7 +43,7 @@ class Signals:
     def __init__(
         self,
         store: SignalStore,
-        counters: Counters,
+        shared: Shared,
         worker_name: str,
         keep_dead_days: int,
         rules: Collection[AlertRule] = (),
@@ -55,7 +57,7 @@ class Signals:
         `queues`: those with handlers here, as they are served.
         """
         self._store = store
-        self._counters = counters
+        self._counters, self._events = shared.counters, shared.events
         self._worker_name = worker_name
         self._keep_dead_days = keep_dead_days
         self._rules = rules
@@ -98,7 +100,8 @@ class Signals:
             await self._declare()
 
     async def _declare(self) -> None:
-        await self._store.declare_alerts(self._rules)
+        for name in await self._store.declare_alerts(self._rules):
+            self._events.emit(events.ALERT_DIFFERS, rule=name)
         self._declare_at = anyio.current_time() + DECLARE_S
 
     async def deaths(self) -> float:

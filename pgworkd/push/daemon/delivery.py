@@ -130,7 +130,7 @@ def _sending(attempt: Attempt, url: SplitResult) -> Iterator[OpenSpan | None]:
     """The span of a request below that of its attempt; None where attempts are not traced."""
     facts: dict[str, str | int] = {
         "http.request.method": "POST",
-        "url.full": f"{url.scheme}://{url.netloc}{url.path}",  # without its query, which may have secrets
+        "url.full": f"{url.scheme}://{url.netloc}",  # the rest may have a secret in it, as a chat's hook has
         "server.address": url.hostname or "",
         "server.port": url.port or (443 if url.scheme == "https" else 80),
     }
