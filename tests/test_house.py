@@ -50,7 +50,7 @@ BELOW = {
     "app": "errors core engine alerts push",
     "processes": "process errors core log settings database admin engine/run engine/life metrics",
     "tracing": "errors core",
-    "bench": "process errors core database client admin engine/life app",
+    "bench": "process errors core database client admin engine/life app remote",
     "cli": """process errors core log settings database options embedded client admin engine engine/run engine/life
               metrics bench alerts processes tracing gateway/api gateway/api/request remote push push/daemon""",
     "__init__": "errors core database engine engine/life app",

@@ -41,7 +41,7 @@ _LOCKED = "55P03"
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where the gateway is. `url`: with the prefix under which it is mounted, if there is one.
+    """Where the gateway is. `url`: with the prefix under which it is mounted, if there is one. `token`: empty, none.
 
     `limit_s`: how long a call may take, beside the time for which it asks to wait.
     """
@@ -118,7 +118,7 @@ class GatewayClient:
     def _opened(self) -> httpx.AsyncClient:
         if self._client is None:
             limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=20)
-            headers = {"Authorization": f"Bearer {self._options.token}"}
+            headers = {"Authorization": f"Bearer {self._options.token}"} if self._options.token else {}
             self._client = environment.client(self._options.url, headers=headers, timeout=self._limit_s, limits=limits)
         return self._client
 

@@ -90,4 +90,18 @@ BUGS = (
         ", digest)",
         tests="tests/http/test_once.py -k under_way",
     ),
+    python(
+        "jobs of a bench of a gateway stay in the history",
+        "bench/calls",
+        '            await self._gateway.call("PATCH", f"/v1/queues/{self._queue}", {"keep_s": 0})\n',
+        '            await self._gateway.call("PATCH", f"/v1/queues/{self._queue}", {"keep_s": None})\n',
+        tests="tests/http/test_bench_calls.py",
+    ),
+    python(
+        "a refused call ends a bench of a gateway",
+        "bench/calls",
+        "                if refusals >= REFUSALS_MAX:\n",
+        "                if refusals:\n",
+        tests="tests/http/test_bench_calls.py",
+    ),
 )
