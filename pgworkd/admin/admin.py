@@ -81,6 +81,10 @@ class Admin:
         rows = await self._connection.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
         return [sql.read(AuditRow, row) for row in rows]
 
+    async def note_debug(self, what: str, gateway: str) -> None:
+        """Notes in the audit that somebody looks into the process of a gateway; `what`: stacks or profile."""
+        await self._connection.fetch(sql.NOTE_DEBUG, what, gateway)
+
     async def server(self) -> ServerFacts:
         """Facts about the server that need no schema."""
         return ServerFacts(*(await self._connection.fetch(doctor_database.SERVER))[0])

@@ -20,7 +20,7 @@ SCOPES = {
     "payload": "see payloads, results and tracebacks",
     "operate": "retry, cancel, discard and edit jobs; change queues, schedules and workers",
     "metrics": "see metrics, and the depth of queues",
-    "admin": "add and revoke tokens, say where jobs are pushed to",
+    "admin": "add and revoke tokens, say where jobs are pushed to, see stacks and profiles",
 }
 """Every scope, and what it allows. No scope includes another."""
 QUEUES_MAX = 100

@@ -104,4 +104,25 @@ BUGS = (
         "                if refusals:\n",
         tests="tests/http/test_bench_calls.py",
     ),
+    python(
+        "stacks of a gateway are shown to operators, too",
+        "gateway/api/routes/debug",
+        'need(request, "admin"), gateway_of(request)',
+        'need(request, "operate"), gateway_of(request)',
+        tests="tests/http/test_debug.py",
+    ),
+    python(
+        "several profiles are taken at once",
+        "core/stacks",
+        "    if not _sampling.acquire(blocking=False):\n",
+        "    if not _sampling.acquire(blocking=True, timeout=0.01) and False:\n",
+        tests="tests/http/test_debug.py",
+    ),
+    python(
+        "the stack of a task ends where it awaits another coroutine",
+        "core/stacks",
+        "        awaited = _first(awaited, _AWAITED)\n",
+        "        awaited = None\n",
+        tests="tests/http/test_debug.py",
+    ),
 )

@@ -55,7 +55,7 @@ BODIES: dict[str, Any] = {
     "POST /v1/workers/{worker_id}/ask": {"state": "quiet"},
     "POST /v1/settlements": {"settlements": [{"assignment": "a", "outcome": "complete"}]},
 } | {f"POST /v1/assignments/{{assignment}}/{how}": {} for how in ("complete", "fail", "release", "extend")}
-QUERIES = {"/v1/events": "?of=audit&for_s=0.1"}
+QUERIES = {"/v1/events": "?of=audit&for_s=0.1", "/v1/debug/profile": "?seconds=1"}
 NEEDS = {
     "enqueue": {"POST /v1/jobs", "PUT /v1/jobs/{job_id}", "POST /v1/jobs/bulk", "POST /v1/jobs/stream"}
     | {"POST /v1/workflows", "POST /v1/batches", "POST /v1/batches/{batch_id}/children"}
@@ -75,7 +75,7 @@ NEEDS = {
     "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
     "admin": {"GET /v1/tokens", "POST /v1/tokens", "DELETE /v1/tokens/{token_id}", "GET /v1/endpoints"}
-    | {"GET /v1/endpoints/{name}"}
+    | {"GET /v1/endpoints/{name}", "GET /v1/debug/stacks", "GET /v1/debug/profile"}
     | {"PUT /v1/endpoints/{name}", "DELETE /v1/endpoints/{name}"},
     "work": {"POST /v1/workers", "POST /v1/claims", "POST /v1/workers/{worker_id}/beat"}
     | {"PUT /v1/workers/{worker_id}/queues", "DELETE /v1/workers/{worker_id}", "POST /v1/settlements"}

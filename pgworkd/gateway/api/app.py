@@ -27,7 +27,7 @@ from pgworkd.gateway.api.request import spans
 from pgworkd.gateway.api.request.access import Authorize
 from pgworkd.gateway.api.request.bounds import Bounds
 from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
-from pgworkd.gateway.api.routes import ROUTERS, WORKER_ROUTERS, events, service
+from pgworkd.gateway.api.routes import ROUTERS, WORKER_ROUTERS, debug, events, service
 from pgworkd.options import gateway_options
 from pgworkd.settings.config import Settings, load
 
@@ -107,7 +107,11 @@ def _api(gateway: Gateway) -> FastAPI:
     )
     gateway.lists = events.live_lists(gateway)
     # Workers' first: they are looked up in this order. Routes, not routers, which a first request would have to unfold.
-    parts = ((gateway.options.workers, WORKER_ROUTERS), (gateway.options.api, ROUTERS), (True, service.ROUTERS))
+    parts = (
+        (gateway.options.workers, WORKER_ROUTERS),
+        (gateway.options.api, ROUTERS),
+        (True, (*service.ROUTERS, debug.router)),
+    )
     for router in (each for is_wanted, routers in parts if is_wanted for each in routers):
         api.router.routes.extend(router.routes)
     api.openapi = partial(describe, api)  # type: ignore[method-assign]
