@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
+from pgworkd import log
 from pgworkd.cli import listening
 from pgworkd.cli.common import log_notes
+from pgworkd.core import stacks
 from pgworkd.engine.life.heartbeat import end_process
 from pgworkd.errors import PgworkdError
 from pgworkd.process import stop_signals
@@ -56,6 +59,7 @@ async def run_until_stopped(
     with (
         stop_signals.received(reloads=reload is not None) as signals,
         listening.listening(settings, source) if source is not None else contextlib.nullcontext(),
+        _telling_stacks(),
     ):
         log_notes(notes)  # only now: if the start fails, its error shall be the only line
         async with anyio.create_task_group() as tasks:
@@ -70,6 +74,23 @@ async def run_until_stopped(
     if problem is not None:
         raise problem
     return code
+
+
+@contextlib.contextmanager
+def _telling_stacks() -> Iterator[None]:
+    """At SIGUSR1, the stacks of this process are logged: by a thread, as its loop may be blocked."""
+    loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        log.logger().warning("process.stacks", stacks=stacks.all_stacks(loop))
+
+    was = signal.getsignal(signal.SIGUSR1)
+    if was is signal.SIG_DFL:  # else the application has a use for it
+        signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=told, name="stacks", daemon=True).start())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN if was is signal.SIG_DFL else was)
 
 
 async def obey(signals: AsyncIterator[signal.Signals], program: Runs, reload: Callable[[], None] | None = None) -> None:
