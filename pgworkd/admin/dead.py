@@ -22,7 +22,8 @@ NEW_FOR_S = 86_400.0
 _GROUPS = """SELECT g.group_id, g.queue, g.kind, g.error_type, g.pattern, g.dead,
         extract(epoch FROM g.first_at)::float8, extract(epoch FROM g.last_at)::float8, coalesce(g.is_new, false),
         extract(epoch FROM nullif(g.muted_until, 'infinity'))::float8, coalesce(g.muted_until > pgworkd.clock(), false),
-        g.sample_id, count(*) OVER ()::int, (sum(g.dead) OVER ())::bigint,
+        g.sample_id, coalesce((SELECT e.place FROM pgworkd.error_groups e WHERE e.id = g.group_id), ''),
+        count(*) OVER ()::int, (sum(g.dead) OVER ())::bigint,
         (count(*) FILTER (WHERE g.is_new) OVER ())::int
     FROM pgworkd.dead_groups(
         pgworkd.clock() - make_interval(secs => $1::float8),
@@ -57,6 +58,8 @@ class DeadGroup(NamedTuple):
     """True while no alert is sent about the group; without a `muted_until` for good."""
     sample: UUID
     """The job of the group that died last."""
+    place: str = ""
+    """Where the application raised the error, as far as a traceback tells; "": not known, or not counted yet."""
 
 
 class DeadGroups(NamedTuple):

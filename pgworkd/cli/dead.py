@@ -80,6 +80,6 @@ def _shown(row: DeadGroup, share: float) -> dict[str, object]:
         "share": f"{share:.1%}",
         "first": row.first_at,
         "last": row.last_at,
-        "error": brief_error(row.error),
+        "error": (brief_error(row.error) or "") + (f" (raised in {row.place})" if row.place else ""),
         "muted": (cell(row.muted_until) if row.muted_until else "for good") if row.muted else False,
     }

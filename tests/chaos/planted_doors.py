@@ -125,4 +125,18 @@ BUGS = (
         "        awaited = None\n",
         tests="tests/http/test_debug.py",
     ),
+    python(
+        "jobs of any error are retried where a group of errors is given",
+        f"{_API}/routes/operate",
+        "which.all_queues, which.group)",
+        "True)",
+        tests="tests/http/test_operate.py -k group",
+    ),
+    python(
+        "a blocked loop cannot be asked where it is",
+        "cli/running",
+        'lambda *_: threading.Thread(target=told, name="stacks", daemon=True).start())',
+        "lambda *_: loop.call_soon_threadsafe(told))",
+        tests="tests/engine/test_told_stacks.py",
+    ),
 )

@@ -47,6 +47,16 @@ def test_dead_jobs_are_listed_by_group_new_ones_first(shell: Shell) -> None:
     assert listed(shell, "--since", "1s") == []
 
 
+def test_the_place_of_a_group_is_shown(shell: Shell) -> None:
+    entry = {"type": "E", "message": "it broke", "traceback": '  File "/srv/shop/jobs.py", line 7, in charge'}
+    job_id = shell.die("q", kind="k", error="E: it broke", errors=json.dumps([entry]))
+    assert [row["place"] for row in listed(shell)] == [""], "not counted yet"
+    shell.sql("SELECT pgworkd.note_deaths(%s::uuid[])", [job_id])
+    shell.sql("SELECT pgworkd.count_deaths(1000)")
+    assert [row["place"] for row in listed(shell)] == ["jobs.py, charge"]
+    assert shell("dead").stdout.splitlines()[1].endswith("  E: it broke (raised in jobs.py, charge)")
+
+
 def test_a_number_that_is_part_of_the_type_is_shown(shell: Shell) -> None:
     for status in (400, 422):
         error = f"HTTP {status}: no such user 7"

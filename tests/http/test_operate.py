@@ -265,3 +265,27 @@ async def test_a_group_of_errors_is_muted(dsn: str, db: Db) -> None:
         await call.ok("POST", "/v1/dead/mute", {"group": group["group"], "for_s": 0})
         assert not (await call.ok("GET", "/v1/dead"))["groups"][0]["muted"]
         assert (await call.problem("POST", "/v1/dead/mute", {"group": 999_999, "for_s": 5}))[:2] == (404, "not-found")
+
+
+async def test_the_dead_of_one_group_of_errors_are_retried_or_discarded(dsn: str, db: Db) -> None:
+    await db.execute(DEAD, 3)
+    await db.execute(DEAD.replace("E: no ", "E: broke "), 2)
+    await db.execute(COUNTED)
+    async with calling(dsn) as call:
+        groups = {each["dead"]: each for each in (await call.ok("GET", "/v1/dead"))["groups"]}
+        assert groups[3]["place"] == "", "no traceback tells it"
+        one, other = ({"group": groups[dead]["group"]} for dead in (3, 2))
+        assert (await call.ok("POST", "/v1/jobs/retry?dry_run=true", one))["matches"] == 3
+        assert (await call.ok("POST", "/v1/jobs/retry", one | {"limit": 2}))["more"] is True
+        assert (await call.ok("POST", "/v1/jobs/retry", one))["done"] == 1
+        assert (await call.ok("POST", "/v1/jobs/discard", other))["done"] == 2
+        counts = dict(await db.fetch("SELECT status::text, count(*) FROM pgworkd.all_jobs GROUP BY 1"))
+        assert counts == {"pending": 3, "discarded": 2}
+        for body in (one, one | {"queue": "q"}):
+            code, slug, found = await call.problem("POST", "/v1/jobs/cancel", body)
+            assert (code, slug, found["errors"][0]["pointer"]) == (422, "invalid", "/group")
+        for wrong in (0, -1, 2**63, "1", 1.5):
+            assert (await call.problem("POST", "/v1/jobs/retry", {"group": wrong}))[:2] == (422, "invalid")
+        narrow = also(call, await token(dsn, {"operate": ["q"]}))
+        assert (await narrow.problem("POST", "/v1/jobs/retry", one))[:2] == (403, "forbidden")
+        assert (await narrow.ok("POST", "/v1/jobs/retry", one | {"queue": "q"}))["done"] == 0

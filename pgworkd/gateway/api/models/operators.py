@@ -39,8 +39,11 @@ class FilterIn(Model):
     kind: Name | None = None
     key: Key | None = Field(None, description="Any of a job's three keys")
     batch: Id | None = None
+    group: Annotated[int, Field(ge=1, lt=2**63)] | None = Field(
+        None, description="For retry and discard: of this group of errors, `group` of /v1/dead"
+    )
     status: Annotated[str, WithJsonSchema({"type": "string", "enum": [*Status]})] | None = None
-    all_queues: bool = Field(False, description="Needed for a filter without queue, kind, key and batch")
+    all_queues: bool = Field(False, description="Needed for a filter without queue, kind, key, batch and group")
     limit: Limit = Field(ROWS_MAX, description="Jobs in this call")
 
 

@@ -86,7 +86,11 @@ async def _matching(admin: Admin, operation: Operation, which: FilterIn, limit: 
     """The jobs that match, and whether these are all."""
     if operation == "undepend":
         raise Problem("invalid", "undepend takes ids: a filter would not say which dependencies to drop")
-    wanted = JobSelection(which.queue, which.kind, which.key, which.batch, which.status, which.all_queues)
+    if operation == "cancel" and which.group is not None:
+        said = "is for retry and discard: the jobs of a group of errors are dead"
+        raise Problem("invalid", errors=[{"pointer": "/group", "detail": said}])
+    filters = (which.queue, which.kind, which.key, which.batch, which.status, which.all_queues, which.group)
+    wanted = JobSelection(*filters)
     found = await admin.jobs.matching(operation, wanted, limit=limit)
     while not found.ids and found.last is not None:
         found = await admin.jobs.matching(operation, wanted, found.last, limit)
