@@ -28,21 +28,28 @@ BUGS = (
     ),
     sql(
         "a rule sends a message for each step of a storm",
-        "WHERE NOT is_since(r.job_at, clock(), r.bundle_s) AND EXISTS",
+        "WHERE NOT is_since(r.job_at, clock(), CASE j.status WHEN 'dead' "
+        "THEN greatest(r.bundle_s, r.cooldown_s) ELSE r.bundle_s END) AND EXISTS",
         "WHERE EXISTS",
         tests=_ALERTS,
     ),
     sql(
         "a rule sends a message while another one is on its way",
-        "AND j.status IN ('pending', 'running', 'failed', 'blocked'))",
-        "AND false)",
+        "AND coalesce(j.status NOT IN ('pending', 'running', 'failed', 'blocked'), true)",
+        "AND true",
         tests=_ALERTS,
     ),
     sql(
         "a message that died silences its rule",
-        "AND j.status IN ('pending', 'running', 'failed', 'blocked'))",
-        "AND true)",
+        "AND coalesce(j.status NOT IN ('pending', 'running', 'failed', 'blocked'), true)",
+        "AND j.id IS NULL",
         tests=_ALERTS,
+    ),
+    sql(
+        "a message that died is made again and again",
+        "CASE j.status WHEN 'dead' THEN greatest(r.bundle_s, r.cooldown_s) ELSE r.bundle_s END) AND EXISTS",
+        "r.bundle_s) AND EXISTS",
+        tests="tests/sql/test_alert_ends.py",
     ),
     sql(
         "a group that grows is silent until the cool-down ends",

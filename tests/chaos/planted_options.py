@@ -122,9 +122,21 @@ BUGS = (
     ),
     sql(
         "a handler says more than its queue",
-        "            WHEN v_attempts IS NOT NULL THEN coalesce(j.max_attempts, v_attempts)\n",
+        "WHEN v_attempts IS NOT NULL AND j.attempts = 0 THEN coalesce(j.max_attempts, v_attempts)\n",
         "",
         tests=_DEFAULTS,
+    ),
+    sql(
+        "a rule that comes later counts for what has begun",
+        "WHEN v_attempts IS NOT NULL AND j.attempts = 0",
+        "WHEN v_attempts IS NOT NULL",
+        tests=_DEFAULTS,
+    ),
+    sql(
+        "what passed the time limit of its queue gives no reason",
+        "coalesce(j.timeout_s, q.timeout_s) AS timeout_s",
+        "j.timeout_s AS timeout_s",
+        tests="tests/sql/test_attempt_leases.py",
     ),
     sql(
         "the time limit of a queue is that of jobs with one of their own",
