@@ -38,7 +38,7 @@ LOOKS: dict[str, list[str]] = {
     "keys": ["", "--queue mail", "--key k"],
     "migrate": ["--check"],
     "schedules": [""],
-    "stats": ["", "--queue mail", "--metric depth --queue mail", "--metric dead"],
+    "stats": ["", "--queue mail", "--metric depth --queue urgent", "--metric dead"],
     "token list": [""],
 }
 LOOKS_AT_WORKERS = {"queues": "", "queues show": "mail", "workers": ""}
@@ -115,6 +115,7 @@ def fill(shell: Shell) -> dict[str, str]:
     shell("endpoints", "add", "e", "https://example.com/", "--unsigned")
     shell("queues", "set", "mail", "--max-running", "5")
     shell("pause", "mail", "--for", "900")
+    shell("enqueue", "urgent")
     shell("token", "add", "app", "--scope", "read")
     return ids
 
