@@ -18,7 +18,7 @@ BUGS = (
         "a payload read's reply is not bounded in bytes",
         "        EXIT WHEN v_bytes >= p_bytes;\n",
         "",
-        tests=f"{_LARGE} -k next_payloads",
+        tests="tests/sql/test_begun.py",
     ),
     python(
         "a session of a frozen client is never ended",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
 import pytest
 
-from tests.kits.verbs import T0, Db, at, claim, clock, fail, one, release, rescue, statuses, worker
+from tests.kits.verbs import T0, Db, at, claim, clock, fail, insert_running, one, release, rescue, statuses, worker
 
 pytestmark = pytest.mark.usefixtures("t0")
 
@@ -31,6 +32,13 @@ async def test_a_claim_returns_no_payload_of_a_job_that_can_expire(db: Db) -> No
     rows = await claim(db, await worker(db))
     assert {row["id"]: row["payload"] for row in rows} == {job_id: None, plain: "{}"}
     assert await read(db, [job_id, plain]) == [(job_id, True, False), (plain, True, False)]
+
+
+async def test_a_read_ends_with_the_payload_that_fills_it(db: Db) -> None:
+    """Whatever a payload's size: a worker waits for no more than one beyond what it has asked for."""
+    ids = await insert_running(db, 10, payload=json.dumps({"x": "y" * 300}))
+    assert [job_id for job_id, _, _ in await read(db, ids, bytes_max=1000)] == ids[:4]
+    assert [job_id for job_id, _, _ in await read(db, ids[4:], bytes_max=1)] == ids[4:5]
 
 
 @pytest.mark.parametrize("then", ["released", "failed", "lost"])
