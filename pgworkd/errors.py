@@ -37,6 +37,11 @@ class AccessRefused(UsageError):  # noqa: N818 - a state, not an error's name
     A command ends with it. A program that runs on waits, because it can be put right without it.
     """
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        """`status`: of the gateway's answer, such as 401 or 403; None: the database has refused."""
+        super().__init__(message)
+        self.status = status
+
 
 class InvalidPayload(UsageError, ValueError):  # noqa: N818
     """A payload or result that cannot be stored or read.

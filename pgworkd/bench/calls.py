@@ -24,6 +24,7 @@ CALLERS_MAX = 20
 """Callers at once: each has a connection, which is kept."""
 CHUNK_JOBS, CHUNK_BYTES = 500, 4 * 1024 * 1024
 """At most these in one call of many jobs."""
+FORBIDDEN = 403
 EXPIRE_S = 600.0
 """When the jobs expire, from the begin of the run: later than its end, by clocks that differ."""
 AGAIN_S, REFUSALS_MAX = 0.5, 5
@@ -106,7 +107,7 @@ class CallRun:
         try:
             await self._gateway.call("PATCH", f"/v1/queues/{self._queue}", {"keep_s": 0})
         except AccessRefused as error:
-            if "(HTTP 403)" not in str(error):
+            if error.status != FORBIDDEN:
                 raise
             self._keeps_history = True
         self._say(f"measuring: {self._plan.callers} at a time, {self._plan.chunk} to a call")

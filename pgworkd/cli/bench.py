@@ -27,6 +27,7 @@ CONFIRM_ABOVE = 100_000
 """More jobs than this need a confirmation."""
 BYTES_MAX = 1024**3
 """The most bytes of all payloads together."""
+UNAUTHENTICATED = 401
 CLIENT_BUSY = 0.9
 """A share of a core, above which this process may be what limits the calls of a gateway."""
 
@@ -134,7 +135,7 @@ def _through_gateway(
     try:
         found = stop_signals.run(run.run)
     except AccessRefused as error:
-        if not token and "(HTTP 401)" in str(error):
+        if not token and error.status == UNAUTHENTICATED:
             raise AccessRefused(f"{error}: set PGWORKD_TOKEN to a token with enqueue:{scratch.PREFIX}*") from None
         raise
     _calls(found, plan, queue, as_text=not json)

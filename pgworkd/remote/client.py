@@ -153,7 +153,7 @@ def problem(status: int, said: dict[str, Any], retry_after_s: str = "") -> Pgwor
             )
             return DatabaseError("; ".join([text, *faults])[:SAID_CHARS_MAX], sqlstate="22023")
     if status in (401, 403, 404, 405, 421) or 300 <= status < 400:
-        return AccessRefused(f"the gateway refuses: {text}; check the token and the address")
+        return AccessRefused(f"the gateway refuses: {text}; check the token and the address", status)
     wait = f"; it asks to wait {retry_after_s} s" if retry_after_s else ""
     return DatabaseUnavailable(f"the gateway cannot serve: {text}{wait}")
 
