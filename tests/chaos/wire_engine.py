@@ -56,7 +56,7 @@ class Engine(Operation):
         maintenance = Maintenance(
             self.store,
             Recurring(self.store, self.events),
-            Signals(self.store.signals, shared.counters, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
+            Signals(self.store.signals, shared, "", 30, clock_ahead_s=lambda: 0.0, statistics=False),
             self,
             shared,
             periods=Periods(),

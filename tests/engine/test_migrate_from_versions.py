@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import tarfile
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import anyio
 import asyncpg
 import pytest
 
-from pgworkd.client import batch, enqueue
 from pgworkd.database import schema
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits import process
@@ -117,28 +117,69 @@ def daemon(tree: Path, dsn: str, log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 
 class Producer:
-    """An application that keeps inserting jobs of many kinds and records which were acknowledged."""
+    """An application that keeps inserting jobs of many kinds and records which were acknowledged.
 
-    def __init__(self, db: asyncpg.Connection[Any]) -> None:
-        self._db = db
-        self.acknowledged: list[Any] = []
-        self.stopped = False
+    With the client of that version, from before migrating until the end.
+    """
 
-    async def run(self) -> None:
-        """Until `stopped`."""
-        n = 0
-        while not self.stopped:
-            n += 1
-            key = {"serialize_key": f"line-{n % 3}"} if n % 4 == 0 else {}
-            first = await enqueue(self._db, "work", {"n": n}, **key)
-            async with self._db.transaction():
-                second = await enqueue(self._db, "work", {"n": n}, dedupe_key=f"once-{n}", after=[first])
-            self.acknowledged += [first, second]
-            if n % 10 == 0:
-                tree = await batch(self._db, f"batch {n}", queue="work", on_complete={"queue": "told"})
-                self.acknowledged += await tree.add([{"n": n}] * 5)
-                await tree.seal()
-            await anyio.sleep(0.01 if n < MANY else 0.2)
+    def __init__(self, tree: Path, dsn: str, directory: Path) -> None:
+        self._tree, self._written, self._errors = tree, directory / "acknowledged", directory / "producer.log"
+        self._command = [sys.executable, "-c", _PRODUCER, dsn]
+        self._env = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Callable[[], None]]:
+        """Yields what stops it, after the jobs that it is inserting; killed at the end."""
+        with self._written.open("wb") as out, self._errors.open("wb") as errors:
+            process_ = subprocess.Popen(
+                self._command, cwd=self._tree, env=self._env, stdin=subprocess.PIPE, stdout=out, stderr=errors
+            )
+
+        def stop() -> None:
+            process_.communicate(timeout=PATIENCE_S)
+            assert process_.returncode == 0, self._errors.read_text()
+
+        with process_:
+            try:
+                yield stop
+            finally:
+                process_.kill()
+
+    @property
+    def acknowledged(self) -> list[uuid.UUID]:
+        """The ids of these jobs."""
+        return [uuid.UUID(line) for line in self._written.read_text().splitlines()]
+
+
+_PRODUCER = f"""
+import select, sys
+import anyio, asyncpg
+from pgworkd.client import enqueue
+try:
+    from pgworkd.client import batch
+except ImportError:  # version 1
+    from pgworkd.batches import batch
+
+async def produce(db, n):
+    key = {{"serialize_key": f"line-{{n % 3}}"}} if n % 4 == 0 else {{}}
+    first = await enqueue(db, "work", {{"n": n}}, **key)
+    async with db.transaction():
+        second = await enqueue(db, "work", {{"n": n}}, dedupe_key=f"once-{{n}}", after=[first])
+    print(first, second, sep="\\n")
+    if n % 10 == 0:
+        tree = await batch(db, f"batch {{n}}", queue="work", on_complete={{"queue": "told"}})
+        print(*await tree.add([{{"n": n}}] * 5), sep="\\n")
+        await tree.seal()
+
+async def main():
+    db, n = await asyncpg.connect(sys.argv[1]), 0
+    while not select.select([sys.stdin], [], [], 0.01 if n < {MANY} else 0.2)[0]:
+        n += 1
+        await produce(db, n)
+    await db.close()
+
+anyio.run(main)
+"""
 
 
 async def test_no_job_is_lost_when_migrating_under_daemons_of_a_previous_version(
@@ -146,17 +187,15 @@ async def test_no_job_is_lost_when_migrating_under_daemons_of_a_previous_version
     version: int,
     empty_dsn: str,
     old: asyncpg.Connection[Any],
-    application: asyncpg.Connection[Any],
     db: asyncpg.Connection[Any],
     tmp_path: Path,
 ) -> None:
     gated = [row[0] for row in await old.fetch(_GATED, json.dumps({"gate": "open"}))]
-    producer = Producer(application)
+    producer = Producer(tree, empty_dsn, tmp_path)
     logs = [tmp_path / f"{n}.log" for n in range(3)]
     with daemon(tree, empty_dsn, logs[0]) as first, daemon(tree, empty_dsn, logs[1]) as second:
-        async with anyio.create_task_group() as tasks:
-            await until(lambda: old.fetchval(_RUNNING, gated), PATIENCE_S)
-            tasks.start_soon(producer.run)
+        await until(lambda: old.fetchval(_RUNNING, gated), PATIENCE_S)
+        with producer.running() as stop:
             await anyio.sleep(PERIOD_S)
             await until(lambda: old.fetchval("SELECT count(*) > 50 FROM runs WHERE ended IS NOT NULL"), PATIENCE_S)
             assert await schema.migrate(ConnectionOptions(empty_dsn)) == (version, schema.VERSION)
@@ -172,7 +211,7 @@ async def test_no_job_is_lost_when_migrating_under_daemons_of_a_previous_version
                 for process_ in (first, second):
                     process_.send_signal(signal.SIGTERM)
                 assert [await anyio.to_thread.run_sync(p.wait, PATIENCE_S) for p in (first, second)] == [0, 0]
-                producer.stopped = True
+                await anyio.to_thread.run_sync(stop)
                 await until(
                     lambda: old.fetchval("SELECT NOT EXISTS (SELECT FROM pgworkd.jobs WHERE dedupe_until IS NULL)")
                 )
