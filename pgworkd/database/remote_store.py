@@ -48,6 +48,8 @@ _PROGRESS = "SELECT pgworkd.report_progress($1, pgworkd.fenced($1, $2, $5, $6, $
 _CLAIM_FOR = """SELECT worker, COLUMNS
     FROM pgworkd.claim_for(CASE WHEN NOT $17 OR pgworkd.carefully() THEN $1::int[] END, $2, $3, $4, $5, $6, $7, $8, $9,
         $10, $11, $12, $13, $14, $15, $16, $18)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))  # nosec B608 # names of ours
+_CLAIM_ONE = """SELECT why, again_s, waits_for, COLUMNS
+    FROM pgworkd.claim_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)""".replace("COLUMNS", ", ".join(ClaimedJob._fields))  # nosec B608 # as above
 _EXTEND = """SELECT e.id, e.left_s, EXISTS (SELECT FROM pgworkd.jobs j
         WHERE j.id = e.id AND j.cancel_requested_at IS NOT NULL)
     FROM pgworkd.extend($1, pgworkd.fenced($1, $2, $4, $5, $6), $3) e"""
@@ -127,6 +129,16 @@ class ClaimsForWorkers(NamedTuple):
     workers: Sequence[int]
     lost: Sequence[int]
     """Workers that were presumed dead: they get nothing."""
+
+
+class NotClaimed(NamedTuple):
+    """Why a job was not claimed, as claim_one() says."""
+
+    why: str
+    again_s: float | None = None
+    """In how many seconds to ask again, if that is known."""
+    waits_for: Sequence[UUID] | None = None
+    """Jobs that must end before."""
 
 
 class RemoteStore(SettleStore):
@@ -254,6 +266,28 @@ class RemoteStore(SettleStore):
         )
         lost = [row[0] for row in rows if row[1] is None and row[0] is not None]
         return ClaimsForWorkers(claims, [by_job[each.id] for each in claims], lost)
+
+    async def claim_one(
+        self, waiter: ClaimWaiter, order: ClaimOrder, job_id: UUID, standing: int, nonce: UUID
+    ) -> ClaimedJob | NotClaimed:
+        """Claims that job of the order's queue. Of `order`, only the queue, `kinds` and `budgets` are used.
+
+        An attempt with a lease of its own runs under `standing` and `nonce`.
+        """
+        rows = await self._claims.fetch(
+            _CLAIM_ONE,
+            waiter.worker_id,
+            token_of(waiter.worker_id),
+            order.queue,
+            job_id,
+            *order[3:5],
+            waiter.claim_id,
+            waiter.lease_s,
+            standing,
+            nonce,
+        )
+        (row,) = rows
+        return ClaimedJob(*row[3:]) if row[0] is None else NotClaimed(*row[:3])
 
     async def extend(
         self, held: Sequence[Fence], leases_s: Sequence[float | None]

@@ -38,11 +38,22 @@ RETURNS boolean LANGUAGE sql STABLE
         WHEN pg_column_compression(p_payload) IS NULL
             AND pg_column_compression(p_meta) IS NULL THEN p_bytes ELSE p_bytes / 16 END;
 
--- The suspect that is due first, if this worker runs none: one at a time per worker. Two claims of
--- one worker may overlap: the lock lets one check, in a statement of its own, so that it sees what
--- the other has committed. p_locked: the caller has locked the queue, without which a job that has
--- a serialize_key is left. Locks the worker's suspects, without waiting, then the job with SKIP
--- LOCKED.
+-- True if this worker runs no suspect: one at a time per worker. Two claims of one worker may
+-- overlap: the lock lets one check, in a statement of its own, so that it sees what the other has
+-- committed. Locks the worker's suspects, without waiting.
+CREATE OR REPLACE FUNCTION may_run_suspect(p_worker int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(1886873444, p_worker) THEN
+        RETURN false;
+    END IF;
+    RETURN NOT EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running'
+                         AND j.losses > 1);
+END $$;
+
+-- The suspect that is due first, if this worker may run one. p_locked: the caller has locked the
+-- queue, without which a job that has a serialize_key is left. Locks as may_run_suspect(), then the
+-- job with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION pick_suspect(p_worker int, p_queue text, p_now timestamptz,
                                         p_without text[], p_limited boolean, p_locked boolean)
 RETURNS tid[]
@@ -50,10 +61,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_careful boolean := is_careful();
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(1886873444, p_worker) THEN
-        RETURN '{}';
-    ELSIF EXISTS (SELECT FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running'
-                    AND j.losses > 1) THEN
+    IF NOT may_run_suspect(p_worker) THEN
         RETURN '{}';
     END IF;
     RETURN ARRAY(
@@ -242,8 +250,8 @@ BEGIN
             ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room FOR UPDATE SKIP LOCKED);
     END IF;
 
-    -- 4. Start them.
-    IF v_careful AND current_setting('pgworkd.careful', true) <> 'on' THEN  -- see refuse_claims()
+    -- 4. Start them: those chosen above or, for refuse_claims() and claim_one(), by the caller.
+    IF v_careful AND current_setting('pgworkd.careful', true) <> 'on' THEN
         IF current_setting('pgworkd.careful', true) = 'choose' THEN
             FOR id IN SELECT j.id FROM unnest(v_rows) WITH ORDINALITY AS r (ctid, place)
                       JOIN jobs j ON j.ctid = r.ctid ORDER BY r.place LOOP

@@ -147,6 +147,96 @@ BEGIN
                       WHERE w.id = u.id AND w.token = u.token AND w.lost_at IS NULL);
 END $$;
 
+-- Claims one job by its id, for a worker whose jobs somebody else hands out: whatever is due before
+-- it, but else as claim(), which starts it. `why` is NULL if it did. Otherwise nothing was changed,
+-- and it is `unknown` (that queue has no such live job); `locked`, by another session; the job's
+-- status, if it does not wait; `expired`; `not_due`; `paused`; `key`, another job has its
+-- serialize_key or stands before it; `limit`; or `suspect`, the worker runs one already. `again_s`:
+-- in how many seconds to ask again, where that is known; `waits_for`: the job that it waits for by
+-- its key, or up to ten on which it depends. With p_lease_s the attempt runs under
+-- p_standing and p_assignment, as by claim_for(). Raises PW001 if the worker's lease is gone. Locks
+-- the worker's row FOR KEY SHARE, the queue where keys or limits count, the job with SKIP LOCKED,
+-- then as claim() and hand_over().
+CREATE OR REPLACE FUNCTION claim_one(p_worker int, p_token uuid, p_queue text, p_id uuid,
+                                     p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
+                                     p_claim_id int DEFAULT NULL, p_lease_s real DEFAULT NULL,
+                                     p_standing int DEFAULT NULL, p_assignment uuid DEFAULT NULL)
+RETURNS TABLE (why text, again_s float8, waits_for uuid[], id uuid, kind text, payload text,
+               attempt int, failures int, max_attempts int, timeout_s real, priority int,
+               losses int, run_at float8, created_at float8, schedule text, occurrence float8,
+               meta text, serialize_key text)
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    v_job   jobs;
+    v_queue queues;
+    v_now   timestamptz;
+    v_room  int;
+BEGIN
+    PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;  -- before the queue, as claim()
+    SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
+    PERFORM lock_queue(j.queue::text) FROM jobs j
+    WHERE j.id = p_id AND j.queue = p_queue
+      AND (v_queue.limited OR j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
+    SELECT clock_after_waiting() INTO v_now;  -- as claim(), once it has the lock
+    SELECT * INTO v_job FROM jobs j WHERE j.id = p_id AND j.queue = p_queue FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        why := CASE WHEN EXISTS (SELECT FROM jobs j WHERE j.id = p_id AND j.queue = p_queue)
+                    THEN 'locked' ELSE 'unknown' END;
+    ELSIF v_job.status NOT IN ('pending', 'failed') THEN
+        why := v_job.status;
+    ELSIF NOT in_time(v_job, v_now) THEN
+        why := 'expired';
+    ELSIF v_job.run_at > v_now THEN
+        why := 'not_due';
+        again_s := CASE WHEN isfinite(v_job.run_at)
+                        THEN date_part('epoch', v_job.run_at - v_now) END;
+    ELSIF v_queue.paused_until > v_now THEN
+        why := 'paused';
+        again_s := CASE WHEN isfinite(v_queue.paused_until)
+                        THEN date_part('epoch', v_queue.paused_until - v_now) END;
+    ELSIF NOT key_is_free(p_queue, v_job.serialize_key, v_job.status = 'failed'
+                          AND NOT v_job.yields, v_job.run_at, p_id) THEN
+        why := 'key';
+    ELSIF v_job.losses > 1 AND NOT may_run_suspect(p_worker) THEN
+        why := 'suspect';
+    ELSIF v_queue.limited THEN
+        SELECT a.room, a.again_s INTO v_room, again_s FROM allowance(p_queue, 1, v_now) a;
+        IF v_room < 1 OR NOT key_has_room(p_queue, v_job.limit_key, v_now) THEN
+            why := 'limit';
+        END IF;
+    END IF;
+    IF why IS NOT NULL THEN
+        waits_for := CASE
+            WHEN why IN ('blocked', 'key') AND v_job.waiting_on = 0 THEN ARRAY(
+                SELECT h.id FROM jobs h
+                WHERE h.queue = p_queue AND h.serialize_key = v_job.serialize_key
+                  AND h.waiting_on = 0 AND h.id <> p_id AND h.status <> 'completed'
+                ORDER BY NOT (h.status = 'running' OR h.status = 'failed' AND NOT h.yields),
+                         h.run_at, h.id LIMIT 1)
+            WHEN why = 'blocked' THEN ARRAY(
+                SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_id
+                ORDER BY d.depends_on LIMIT 10) END;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    PERFORM carefully(ARRAY[p_id]::text);
+    RETURN QUERY
+    SELECT NULL, NULL::float8, NULL::uuid[], c.*
+    FROM claim(p_worker, p_queue, 0, p_kinds, p_budgets, p_token => p_token,
+               p_claim_id => CASE WHEN p_lease_s IS NULL THEN p_claim_id END) c
+    WHERE c.id IS NOT NULL;
+    IF NOT FOUND THEN  -- meanwhile
+        why := 'paused';
+        RETURN NEXT;
+    END IF;
+    PERFORM carefully('');
+    IF p_lease_s IS NOT NULL THEN
+        PERFORM hand_over(ARRAY[p_id], ARRAY(SELECT j.attempts FROM jobs j WHERE j.id = p_id),
+                          p_worker, p_token, ARRAY[p_standing], ARRAY[p_lease_s], p_assignment);
+    END IF;
+END $$;
+
 -- The fence of a settle on behalf of several workers: returns p_attempts, with an impossible
 -- attempt in place of each that does not run under its worker, registered under that token, and
 -- under that assignment_id (NULL: without one). The settle compares the attempt again, and only

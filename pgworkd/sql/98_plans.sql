@@ -100,8 +100,8 @@ BEGIN
             ('walk_replanned', '
                 finished_of jobs_of matching result_of'),
             ('walk_unsorted', '
-                by_turn claim claim_for depth due_keys in_order kinds_waiting next_keys pick
-                pick_suspect'),
+                by_turn claim claim_for claim_one depth due_keys in_order kinds_waiting
+                may_run_suspect next_keys pick pick_suspect'),
             ('loop', '
                 advance apply_ends await_results batch_ended batch_results batch_tree call_back
                 cancel_below extend fenced fold hand_over heartbeats list_held mend_batches

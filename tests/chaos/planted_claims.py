@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.chaos.bug import python, sql
 
+_ONE = "tests/sql/test_claim_one.py"
+
 BUGS = (
     python(
         "a claim's jobs begin in the order of the table",
@@ -123,5 +125,35 @@ BUGS = (
         "           max(l.queue) FILTER (WHERE l.place = p_most), max(l.key) FILTER (WHERE l.place = p_most)\n",
         "           NULL, NULL\n",
         tests="tests/sql/test_serialize.py",
+    ),
+    sql(
+        "a claim by id takes a job that is not due",
+        "    ELSIF v_job.run_at > v_now THEN\n        why := 'not_due';",
+        "    ELSIF false THEN\n        why := 'not_due';",
+        tests=_ONE,
+    ),
+    sql(
+        "a claim by id passes others in the line of its key",
+        "    ELSIF NOT key_is_free(p_queue, v_job.serialize_key, v_job.status",
+        "    ELSIF false AND NOT key_is_free(p_queue, v_job.serialize_key, v_job.status",
+        tests=_ONE,
+    ),
+    sql(
+        "a claim by id heeds no limit per key",
+        "IF v_room < 1 OR NOT key_has_room(p_queue, v_job.limit_key, v_now) THEN",
+        "IF v_room < 1 THEN",
+        tests=_ONE,
+    ),
+    sql(
+        "a claim by id runs a second suspect",
+        "    ELSIF v_job.losses > 1 AND NOT may_run_suspect(p_worker) THEN",
+        "    ELSIF false THEN",
+        tests=_ONE,
+    ),
+    sql(
+        "claims after one by id in the same transaction claim its job again",
+        "    PERFORM carefully('');\n    IF p_lease_s",
+        "    IF p_lease_s",
+        tests=_ONE,
     ),
 )

@@ -53,8 +53,8 @@ FUNCTIONS = {
         sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these
         note_alert due_rules make_alerts told mute_errors declare_alerts forget_deaths
         days_ruled_out rule_out_days validate_days
-        live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for deadline hand_over fenced extend
-        list_held take_back
+        live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for claim_one
+        may_run_suspect deadline hand_over fenced extend list_held take_back
         fail_overdue overdue_jobs retry_delay_s
         pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint warn_of
         raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims try_to_claim defers deferred

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+import anyio
+
 from pgworkd.core.assignment import sealed
 from pgworkd.core.claims import ClaimedJob
 from pgworkd.core.fence import Fence
 from pgworkd.core.job import Reason
-from pgworkd.database.remote_store import RemoteStore
+from pgworkd.database.remote_store import NotClaimed, RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.errors import DatabaseError, WorkerLost
@@ -89,6 +91,30 @@ class RemoteClaims:
             waiter.is_gone = True
             waiter.leave()
             worker.on_news.discard(waiter.answered.set)
+            self.give_back([each.held for each in waiter.given])
+
+    async def claim_one(
+        self,
+        worker: RemoteWorker,
+        queue: str,
+        job_id: UUID,
+        lease_s: float | None = None,
+        budgets: Budgets = (),
+        claim_id: int | None = None,
+    ) -> list[Assigned] | NotClaimed:
+        """That job of the queue; nothing if the worker is told to claim nothing, or the job has ended meanwhile.
+
+        For all else, see `claim`.
+        """
+        waiter = Waiter(worker, 1, lease_s, waits=False, budgets=budgets, claim_id=claim_id)
+        try:
+            with anyio.CancelScope(shield=True):  # what has been claimed must be known, to be given back
+                refused = await self._pool(queue).claim_one(waiter, job_id)
+            if refused is not None:
+                return refused
+            taken, waiter.given = waiter.given, []
+            return await self._prepared(taken)
+        finally:
             self.give_back([each.held for each in waiter.given])
 
     def give_back(self, held: Sequence[Fence]) -> None:

@@ -10,16 +10,17 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import anyio
 
-from pgworkd.core.claims import ClaimOrder, Claims
+from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
 from pgworkd.core.events import Events
 from pgworkd.core.fence import Fence
 from pgworkd.core.job import Reason
+from pgworkd.core.registration import Registration
 from pgworkd.database import remote_store
-from pgworkd.database.remote_store import RemoteStore
+from pgworkd.database.remote_store import NotClaimed, RemoteStore
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.claim.claim_loop import ClaimingWorker, ClaimLoop
@@ -256,10 +257,7 @@ class RemotePool(ClaimLoop):
         by_worker: dict[int, Waiter] = {waiter.worker.id: waiter for waiter, _ in chosen}
         given: defaultdict[int, list[Given]] = defaultdict(list)
         for claimed, worker_id in zip(found.claims, found.workers, strict=True):
-            waiter = by_worker[worker_id]
-            holder, own = (waiter.worker.id, None) if waiter.lease_s is None else (standing, nonce)
-            held = Fence(claimed.id, claimed.attempt, holder, holder.token, own)
-            given[worker_id].append(Given(Attempt(claimed, self.queue, holder), held))
+            given[worker_id].append(self._given(by_worker[worker_id], claimed, standing, nonce))
         for waiter, _ in chosen:
             self._give(waiter, given[waiter.worker.id])
         for worker_id in found.lost:
@@ -268,6 +266,40 @@ class RemotePool(ClaimLoop):
             if waiter.worker.is_lost and not waiter.given:
                 waiter.fail(WorkerLost(f"worker {waiter.worker.id} is presumed dead"))
         return found.claims
+
+    async def claim_one(self, waiter: Waiter, job_id: UUID) -> NotClaimed | None:
+        """Claims that job for a request, if there is a slot for it; None: it has it, or the worker is to claim nothing.
+
+        Those that wait here are not before it.
+        """
+        worker, self.left_at = waiter.worker, anyio.current_time()
+        if not worker.may_claim:
+            return None
+        if not worker.free(self.queue, self.concurrency):
+            await self._workers.recount(worker)
+        if not worker.free(self.queue, self.concurrency):
+            return NotClaimed("slots")
+        standing, nonce = await self._workers.standing(), uuid4()
+        order = ClaimOrder(worker.id, self.queue, 1, *(zip(*waiter.budgets, strict=True) if waiter.budgets else ()))
+        wanted = remote_store.ClaimWaiter(worker.id, 1, waiter.lease_s, waiter.claim_id)
+        self._reserve([(waiter, 1)], 1)
+        try:
+            found = await self._remote.claim_one(wanted, order, job_id, standing, nonce)
+        except WorkerLost:
+            self._workers.lose(worker.id)
+            raise
+        finally:
+            self._reserve([(waiter, 1)], -1)
+        if isinstance(found, NotClaimed):
+            return found
+        self._counters.claimed(self.queue, 1, anyio.current_time() - self.left_at, None)
+        self._give(waiter, [self._given(waiter, found, standing, nonce)])
+        return None
+
+    def _given(self, waiter: Waiter, claimed: ClaimedJob, standing: Registration, nonce: UUID) -> Given:
+        holder, own = (waiter.worker.id, None) if waiter.lease_s is None else (standing, nonce)
+        held = Fence(claimed.id, claimed.attempt, holder, holder.token, own)
+        return Given(Attempt(claimed, self.queue, holder), held)
 
     def _reserve(self, chosen: list[tuple[Waiter, int]], sign: int) -> None:
         """Takes the slots that a claim may fill, and gives them back."""

@@ -75,6 +75,11 @@ class RemoteWorker:
         return max(0, slots - held - self.reserved[queue])
 
     @property
+    def may_claim(self) -> bool:
+        """False if it is about to end, as it says, or an operator asks it to claim nothing."""
+        return self.requested is None and not self.is_stopping
+
+    @property
     def is_full(self) -> bool:
         """True if it waits for jobs of a queue of which it has no slot, as far as is known here."""
         return bool(self.on_news) and not all(self.free(queue) for queue in self.slots)

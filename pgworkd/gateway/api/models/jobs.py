@@ -27,6 +27,11 @@ BULK_MAX = 10_000
 """Jobs in one call."""
 
 
+def without_prefix(value: object) -> object:
+    """The id of a job as others write it, with a prefix, without that."""
+    return value.removeprefix("job_") if isinstance(value, str) else value
+
+
 def _text_only(value: object) -> object:
     if not isinstance(value, str):
         raise ValueError("must be text")  # noqa: TRY004 - pydantic reports it

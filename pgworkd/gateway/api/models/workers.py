@@ -14,11 +14,22 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 
 from pgworkd.core.job import Status
 from pgworkd.core.json_text import JsonText
-from pgworkd.gateway.api.models.jobs import Answer, Delay, DependentJob, Model, Name, ProblemOut, shown
+from pgworkd.gateway.api.models.jobs import (
+    Answer,
+    Delay,
+    DependentJob,
+    Id,
+    Model,
+    Name,
+    ProblemOut,
+    shown,
+    without_prefix,
+)
 
 QUEUES_MAX, SLOTS_MAX = 100, 10_000
 """Queues of one worker, and its slots for each."""
@@ -90,10 +101,14 @@ class WorkerMade(Answer):
 
 
 class ClaimIn(Model):
-    """A claim: jobs of the first of these queues that has any."""
+    """A claim: jobs of the first of these queues that has any; or one job."""
 
     worker: WorkerId
-    queues: list[Name] = Field(min_length=1, max_length=QUEUES_MAX)
+    queues: list[Name] | None = Field(None, min_length=1, max_length=QUEUES_MAX)
+    job: Annotated[Id, BeforeValidator(without_prefix)] | None = Field(
+        None,
+        description="In place of `queues`: claim this job, whatever is due before it; a UUID, or job_ and a UUID",
+    )
     claim_id: ClaimId | None = Field(
         None, description="The worker's number for this claim, which rises with each; beats refer to it"
     )
@@ -108,6 +123,14 @@ class ClaimIn(Model):
         max_length=KINDS_MAX,
         description="By kind, after how many failures a job is dead if neither it nor its queue says; default 3",
     )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ClaimIn:
+        if (self.queues is None) == (self.job is None):
+            raise ValueError("give either queues or job")
+        if self.job is not None and (self.wait_s or self.max > 1):
+            raise ValueError("a claim of one job has neither max nor wait_s: it is answered at once")
+        return self
 
 
 class AssignedJob(Answer):

@@ -75,6 +75,17 @@ PROBLEMS = {
         "The attempt is not yours any more",
         "Stop this run, and do not settle it: another worker may have the job, or it has ended.",
     ),
+    "not-due": Kind(409, "The job is not due yet", "Claim it at its run_at, in again_s seconds."),
+    "job-running": Kind(409, "The job runs already", "Leave it to the worker that has it, which the answer names."),
+    "job-blocked": Kind(409, "The job waits for another job", "Claim it when what the answer names has ended."),
+    "job-ended": Kind(409, "The job has ended", "It is not run again, unless an operator has it retried."),
+    "queue-paused": Kind(
+        409, "The queue is paused", "Claim it when the queue is resumed, in again_s if that is known."
+    ),
+    "limit-reached": Kind(
+        409, "A limit of the queue is reached", "Claim it when a job has ended, in again_s if a rate is what counts."
+    ),
+    "no-free-slot": Kind(409, "The worker has no slot for the job", "Settle what it runs, or let it have more slots."),
     "job-failed": Kind(409, "The job has no result", "It is dead, cancelled or expired: see its error."),
     "forgotten": Kind(410, "The result has been forgotten", "History is kept for keep_days, or the queue's keep_s."),
     "worker-lost": Kind(

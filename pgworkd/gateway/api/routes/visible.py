@@ -13,21 +13,16 @@ from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import JobDetails
 from pgworkd.core.access import SCOPES
 from pgworkd.core.validation import ROWS_MAX
+from pgworkd.gateway.api.models.jobs import without_prefix
 from pgworkd.gateway.api.request.access import access_of
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.names import plain
 from pgworkd.gateway.api.request.problems import Problem
 
-
-def _without_prefix(value: object) -> object:
-    """The id of a job as others write it, with a prefix, without that."""
-    return value.removeprefix("job_") if isinstance(value, str) else value
-
-
 PathName = Annotated[str, BeforeValidator(plain), Path(min_length=1, max_length=200)]
 """A name in a path; a `/` in it is sent as %2F."""
 PathId = Annotated[UUID, Path()]
-JobId = Annotated[UUID, BeforeValidator(_without_prefix), Path(description="A UUID, or job_ and a UUID")]
+JobId = Annotated[UUID, BeforeValidator(without_prefix), Path(description="A UUID, or job_ and a UUID")]
 WAIT_S_MAX = 60.0
 WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end")]
 
@@ -38,8 +33,13 @@ async def visible(request: Request, admin: Admin, job_id: UUID, *scopes: str) ->
     needed_any(request, *scopes)
     job = await admin.jobs.get(job_id)
     if job is None or not any(access.allows(scope, job.queue) for scope in scopes):
-        raise Problem("not-found", f"job {job_id} is unknown: check the id; its history may have been deleted")
+        raise unknown_job(job_id)
     return job
+
+
+def unknown_job(job_id: UUID) -> Problem:
+    """The answer for a job that is not there, or that the caller may not see."""
+    return Problem("not-found", f"job {job_id} is unknown: check the id; its history may have been deleted")
 
 
 async def may_wait_for(request: Request, connection: Any, ids: Iterable[UUID]) -> None:

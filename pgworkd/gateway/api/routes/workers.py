@@ -13,9 +13,11 @@ from fastapi import APIRouter, Header, Path, Request, Response
 
 from pgworkd.core.assignment import sealed
 from pgworkd.core.fence import Fence
+from pgworkd.core.job import ENDED
 from pgworkd.core.json_text import JsonText
 from pgworkd.core.payload import clean_text
 from pgworkd.core.validation import text
+from pgworkd.database.remote_store import NotClaimed
 from pgworkd.gateway.api.models.workers import (
     Asked,
     AskIn,
@@ -29,13 +31,13 @@ from pgworkd.gateway.api.models.workers import (
     WorkerIn,
     WorkerMade,
 )
-from pgworkd.gateway.api.request.access import need
+from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented, to_json
 from pgworkd.gateway.api.request.caller import is_gone
 from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import BulkRoute, Route
-from pgworkd.gateway.api.routes.visible import needed_any
+from pgworkd.gateway.api.routes.visible import needed_any, unknown_job, visible
 from pgworkd.gateway.workers.beats import Report
 from pgworkd.gateway.workers.claims import Assigned
 from pgworkd.gateway.workers.workers import RemoteWorker
@@ -43,6 +45,20 @@ from pgworkd.gateway.workers.workers import RemoteWorker
 router = APIRouter(prefix="/v1", tags=["workers"], route_class=Route)
 bulk_router = APIRouter(prefix="/v1", tags=["workers"], route_class=BulkRoute)
 BEATS_PER_LEASE = 3
+NOT_CLAIMED = {
+    "not_due": "not-due",
+    "running": "job-running",
+    "blocked": "job-blocked",
+    "key": "job-blocked",
+    "dead": "job-ended",
+    "expired": "job-ended",
+    "paused": "queue-paused",
+    "limit": "limit-reached",
+    "slots": "no-free-slot",
+    "suspect": "no-free-slot",
+    "locked": "busy",
+}
+"""By why a job was not claimed: the slug of the answer."""
 PROGRESS_BYTES_MAX = 2000
 Secret = Annotated[
     str, Header(alias="Pgworkd-Secret", max_length=100, description="`secret` of the answer to the registration")
@@ -72,34 +88,45 @@ async def register(request: Request, body: WorkerIn) -> Response:
     )
 
 
-@router.post("/claims", response_model=Claimed, responses=documented(*BODY, "worker-lost", "too-many-waiters"))
+@router.post(
+    "/claims",
+    response_model=Claimed,
+    responses=documented(*BODY, "worker-lost", "too-many-waiters", *dict.fromkeys(NOT_CLAIMED.values())),
+)
 async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Response:
-    """Claim jobs, and wait for one if asked to; those that wait are served first come, first served.
+    """Claim jobs, and wait for one if asked to; those that wait are served first come, first served. Or claim one job.
 
     Counts as a beat without a list. Answered early when the worker is to stop something.
     """
     gateway = gateway_of(request)
-    for queue in body.queues:
-        need(request, "work", queue)
+    queues = await _queues(request, body)
     if (body.lease == "job") != (body.lease_s is not None):
         raise Problem("invalid", errors=[{"pointer": "/lease_s", "detail": 'needed for lease "job", and only there'}])
     worker = await _worker(gateway, body.worker, secret)
-    if any(queue not in worker.slots for queue in body.queues):
+    if any(queue not in worker.slots for queue in queues):
         await gateway.remote.workers.refresh(worker)
-    if unknown := [queue for queue in body.queues if queue not in worker.slots]:
+    if unknown := [queue for queue in queues if queue not in worker.slots]:
         said = f"worker {body.worker} does not serve {unknown[0]!r}: add it by PUT /v1/workers/{body.worker}/queues"
-        raise Problem("invalid", errors=[{"pointer": "/queues", "detail": said}])
+        raise Problem("invalid", errors=[{"pointer": "/queues" if body.job is None else "/job", "detail": said}])
     gateway.remote.beats.note(worker)
     assigned: Sequence[Assigned] = ()
+    refused: NotClaimed | None = None
 
     async def wait() -> None:
-        nonlocal assigned
-        budgets = tuple(sorted(body.max_attempts.items()))
-        asked = (body.max, body.wait_s, body.lease_s, budgets, body.claim_id)
-        assigned = await gateway.remote.claims.claim(worker, body.queues, *asked)
+        nonlocal assigned, refused
+        how = (body.lease_s, tuple(sorted(body.max_attempts.items())), body.claim_id)
+        if body.job is None:
+            assigned = await gateway.remote.claims.claim(worker, queues, body.max, body.wait_s, *how)
+            return
+        found = await gateway.remote.claims.claim_one(worker, queues[0], body.job, *how)
+        assigned, refused = ((), found) if isinstance(found, NotClaimed) else (found, None)
+        if not found and worker.may_claim:
+            refused = NotClaimed("ended")
 
     place = gateway.claims.place(None) if body.wait_s else contextlib.nullcontext()
     await gateway.waited(request, wait, place)
+    if body.job is not None and refused is not None:
+        raise await _refusal(request, body.job, refused)
     state, cancels = worker.tell()
     rest = f'"state":{_quoted(state)},"cancel":{to_json(_texts(worker, cancels))}}}'
     nothing = JsonText(f'{{"assignments":[],{rest}')
@@ -107,6 +134,43 @@ async def claim(request: Request, body: ClaimIn, secret: Secret = "") -> Respons
         return Json(nothing)
     answer = JsonText(f'{{"assignments":[{",".join(map(_shown, assigned))}],{rest}')
     return _Handover(answer, nothing, request, gateway, assigned)
+
+
+async def _queues(request: Request, body: ClaimIn) -> list[str]:
+    """The queues of a claim, for which the caller has the scope `work`; a job that it may not see is unknown."""
+    if body.job is None:
+        for queue in body.queues or ():
+            need(request, "work", queue)
+        return body.queues or []
+    needed_any(request, "work")
+    async with gateway_of(request).admin() as admin:
+        found = (await admin.jobs.queues([body.job])).get(body.job)
+    if found is None or not access_of(request).allows("work", found):
+        raise unknown_job(body.job)
+    return [found]
+
+
+async def _refusal(request: Request, job_id: UUID, refused: NotClaimed) -> Problem:
+    """Why the job was not claimed, with what is known of it."""
+    async with gateway_of(request).admin() as admin:
+        job = await visible(request, admin, job_id, "work")
+    why = job.status if refused.why in ("unknown", "ended") else refused.why  # it has moved to the history
+    slug = NOT_CLAIMED.get(why, "job-ended" if job.status in ENDED else "busy")
+    more: dict[str, Any] = {"job_status": job.status}
+    if refused.again_s is not None:
+        more["again_s"] = refused.again_s
+    said = f"job {job_id} is {job.status}"
+    if slug == "not-due":
+        more["run_at"] = job.run_at
+    elif slug == "job-running":
+        more["worker"] = job.worker
+        said += f", at worker {job.worker}"
+    elif slug == "job-blocked":
+        more["waits_for"] = list(refused.waits_for or ())
+        said = f"job {job_id} {job.waits or 'waits for its serialize_key'}"
+    elif why == "suspect":
+        said = f"job {job_id} was lost with its workers: a worker runs one such job at a time"
+    return Problem(slug, said, **more)
 
 
 class _Handover(Json):
