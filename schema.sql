@@ -225,7 +225,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     kind         name_text,          -- NULL: the queue's own handler
     meta         payload_object,     -- trace context, tags; passed through
     error        text,               -- of the last failure, one line
-    dedupe_key   key_text,           -- at most one live job of the queue has it
+    dedupe_key   key_text,           -- at most one live job of the queue has it; see item_key()
     serialize_key key_text,          -- one at a time, in the order in which they are due
     limit_key    key_text,           -- what the queue's limits per key and turns count by
     counted      boolean,            -- add_jobs() has counted it into its batch; not for enqueuers

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 from uuid import UUID
 
-from pgworkd.client.new_job import NewJob
+from pgworkd.client.new_job import DedupeBy, NewJob
+
+Keys: TypeAlias = str | Sequence[str] | None
+"""A key of all jobs of a call, or a list with one for each."""
 
 
 class Progress(NamedTuple):
@@ -93,3 +96,10 @@ class AddOptions(TypedDict, total=False):
     max_attempts: int | None
     timeout_s: float | timedelta | None
     meta: object
+    dedupe_key: Keys
+    dedupe_by: DedupeBy | None
+    dedupe_until: datetime | None
+    dedupe_for: float | timedelta | None
+    serialize_key: Keys
+    on_retry: Literal["hold", "yield"]
+    limit_key: str | None

@@ -15,19 +15,18 @@ invalid arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from functools import partial
 from typing import Any, Generic, NamedTuple, Never, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from pgworkd.client import sent
 from pgworkd.client.batch_types import AddOptions, BatchOptions, Cancelled, ChildOptions, Kinds, Progress
-from pgworkd.client.columns import parts
-from pgworkd.client.connections import AnyAsyncConnection, Step, SyncConnection, answered, way
-from pgworkd.client.new_job import FIELDS, META, NAME_CHARS_MAX, PAYLOAD, NewJob, new_ids, new_job, row, unexpected
-from pgworkd.client.statements import ADD_JOBS, BATCH_PROGRESS, CANCEL_BATCH, CREATE_BATCH, SEAL_BATCH
+from pgworkd.client.connections import AnyAsyncConnection, SyncConnection, answered, way
+from pgworkd.client.enqueueing import Enqueued
+from pgworkd.client.items import Items, values_of
+from pgworkd.client.new_job import META, NAME_CHARS_MAX, PAYLOAD, NewJob, OnDuplicate, new_job, row, unexpected
+from pgworkd.client.statements import BATCH_PROGRESS, CANCEL_BATCH, CREATE_BATCH, SEAL_BATCH
 from pgworkd.client.tracing import producing, ran
 from pgworkd.core.payload import encode
 from pgworkd.core.traces import added, current_context
@@ -112,33 +111,58 @@ class Batch(Generic[Conn_co]):
         return _open(self._conn, self.id, name, queue, kind, creation, self._kinds)
 
     @overload
-    def add(self: Batch[Never], payloads: Iterable[object], **options: Unpack[AddOptions]) -> Any: ...
-    @overload
-    def add(self: Batch[SyncConnection], payloads: Iterable[object], **options: Unpack[AddOptions]) -> list[UUID]: ...
+    def add(
+        self: Batch[Never], payloads: Iterable[object], *, on_duplicate: Any = None, **options: Unpack[AddOptions]
+    ) -> Any: ...
     @overload
     def add(
-        self: Batch[AnyAsyncConnection], payloads: Iterable[object], **options: Unpack[AddOptions]
+        self: Batch[SyncConnection],
+        payloads: Iterable[object],
+        *,
+        on_duplicate: None = None,
+        **options: Unpack[AddOptions],
+    ) -> list[UUID]: ...
+    @overload
+    def add(
+        self: Batch[SyncConnection],
+        payloads: Iterable[object],
+        *,
+        on_duplicate: OnDuplicate,
+        **options: Unpack[AddOptions],
+    ) -> list[Enqueued]: ...
+    @overload
+    def add(
+        self: Batch[AnyAsyncConnection],
+        payloads: Iterable[object],
+        *,
+        on_duplicate: None = None,
+        **options: Unpack[AddOptions],
     ) -> Coroutine[Any, Any, list[UUID]]: ...
-    def add(self, payloads: Iterable[object], **options: Unpack[AddOptions]) -> Any:
-        """Adds a job for each payload, all or none; their ids in that order.
+    @overload
+    def add(
+        self: Batch[AnyAsyncConnection],
+        payloads: Iterable[object],
+        *,
+        on_duplicate: OnDuplicate,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, list[Enqueued]]: ...
+    def add(
+        self, payloads: Iterable[object], *, on_duplicate: OnDuplicate | None = None, **options: Unpack[AddOptions]
+    ) -> Any:
+        """Adds a job for each payload, all or none; their ids in that order, with `on_duplicate` an Enqueued for each.
 
-        The options are those of `NewJob`; kind and queue default to the batch's. UsageError (InvalidPayload is one)
-        names the invalid payload: "payloads[3].name ...".
+        The options are those of `NewJob`; kind and queue default to the batch's. dedupe_key, serialize_key: a key, or
+        a list with one for each payload. A dedupe key is unique in its batch (and queue), so has at most 475
+        characters; on_duplicate: as for `enqueue()`. A serialize key is one of the queue. UsageError (InvalidPayload
+        is one) names the invalid payload: "payloads[3].name ...".
         """
         _known(options, AddOptions)
-        queue, kind = options.get("queue"), options.get("kind")
-        job: dict[str, Any] = {**options, "queue": queue or "-"}
-        values = _values(NewJob(**job))
-        own = ("priority", "run_at", "max_attempts", "timeout_s", "meta")
         encoded = [encode(payload, f"payloads[{i}]") for i, payload in enumerate(payloads)]
-        if (span := producing(queue)) is not None:
-            values["meta"] = added(values["meta"], span.carrier)
+        items = Items(self.id, encoded, options, on_duplicate)
+        if (span := producing(options.get("queue"))) is not None:
+            items.trace(span.carrier)
             span.counted(len(encoded))
-        parameters = (queue, kind, *(values[name] for name in own))
-        ids = new_ids(len(encoded))
-        rows = zip((f"{i:032x}" for i in ids), encoded, strict=True)
-        steps: list[Step] = [partial(_added, self.id, part, parameters) for part in parts(rows, lambda r: len(r[1]))]
-        return answered(ran(self._way, self._conn, steps, span), lambda _: [UUID(int=i) for i in ids])
+        return answered(ran(self._way, self._conn, items.steps(), span), items.answer)
 
     @overload
     def seal(self: Batch[Never]) -> Any: ...
@@ -230,7 +254,7 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
     kind, queue = options.get("kind"), options.get("queue")
     key: dict[str, Any] = {name: options.get(name) for name in ("dedupe_key", "dedupe_until", "dedupe_for")}
     is_kept = key["dedupe_for"] == "kept"
-    values = _values(NewJob("-", kind=kind, **key | ({"dedupe_for": 1} if is_kept else {})))
+    values = values_of(NewJob("-", kind=kind, **key | ({"dedupe_for": 1} if is_kept else {})))
     creation = _Creation(
         max_failures=options.get("max_failures"),
         dedupe_key=values["dedupe_key"],
@@ -243,14 +267,9 @@ def batch(conn: Any, name: str, *, kinds: Kinds | None = None, **options: Unpack
     return _open(conn, None, name, _queue(queue, kind, kinds) or name, kind, creation, kinds)
 
 
-def _values(job: NewJob) -> dict[str, Any]:
-    """The fields of a job as the statements take them; UsageError for an invalid one."""
-    return dict(zip((field.name for field in FIELDS), row(job), strict=True))
-
-
 def _of_jobs(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a batch that are as those of a job, checked as these are."""
-    values = _values(NewJob("-", max_attempts=options.get("max_attempts"), meta=options.get("meta")))
+    values = values_of(NewJob("-", max_attempts=options.get("max_attempts"), meta=options.get("meta")))
     return {name: values[name] for name in ("max_attempts", "meta")}
 
 
@@ -279,12 +298,6 @@ def _open(
 
     found = answered(way(conn)(conn, [lambda: (CREATE_BATCH, [*where, *creation])]), made)
     return found if isinstance(found, Batch) else Opening(found)
-
-
-def _added(batch_id: UUID, part: list[tuple[str, str]], parameters: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
-    ids, payloads = map(list, zip(*part, strict=True))
-    sent.count(parameters[0], len(ids))
-    return ADD_JOBS, [str(batch_id), ids, payloads, *parameters]
 
 
 def _queue(queue: str | None, kind: str | None, kinds: Kinds | None) -> str | None:

@@ -135,7 +135,7 @@ def enqueues_once(job_id: UUID, row: Sequence[Any]) -> list[Step]:
 
 
 def way(conn: object) -> Callable[[Any, Steps], Any]:
-    """The function that runs steps on a connection of this type, all or none, and returns the rows of the last.
+    """The function that runs steps on a connection of this type, all or none, and returns the rows of a list's.
 
     To be awaited if the connection is async. UsageError for an unsupported type.
     """
@@ -172,7 +172,7 @@ def _run(driver: Any, conn: Any, steps: Steps) -> list[Any]:
     rows: list[Any] = []
     with block() if statements > 1 else nullcontext():
         for step in filter(None, freed):
-            rows = run(*step())
+            rows += run(*step())
     return rows
 
 
@@ -196,7 +196,7 @@ async def _run_async(driver: Any, conn: Any, steps: Steps) -> list[Any]:
         async with _whole(block()) if statements > 1 else nullcontext():
             if isinstance(steps, list):
                 for step in steps:
-                    rows = await run(*step())
+                    rows += await run(*step())
             else:
                 await _overlapping(run, steps)
     except asyncio.CancelledError as error:

@@ -128,6 +128,24 @@ SELECT cardinality(pgworkd.add_jobs(
     p_payloads => CAST(CAST($3 AS text[]) AS jsonb[]), JOB))""",
     JOB=_arguments(4, ("queue", "kind", "priority", "run_at", "max_attempts", "timeout_s", "meta")),
 )
+_OF_ITEM = ("payload", "dedupe_key", "serialize_key")
+"""What each job of an ENQUEUE_ITEMS has of its own."""
+ENQUEUE_ITEMS = styles(
+    """
+SELECT CAST(job.id AS text), job.created, job.changed
+FROM (SELECT * FROM unnest(CAST($1 AS text[]), CAST($2 AS text[]), CAST($3 AS text[]), CAST($4 AS text[]))
+               WITH ORDINALITY AS listed (id, payload, dedupe_key, serialize_key, place)
+      ORDER BY dedupe_key, place) AS item
+CROSS JOIN LATERAL pgworkd.enqueue(
+    p_id => CAST(item.id AS uuid), p_payload => CAST(item.payload AS jsonb), p_dedupe_key => item.dedupe_key,
+    p_serialize_key => item.serialize_key, JOB, p_batch => CAST(CAST($BATCH AS text) AS uuid),
+    p_on_duplicate => CAST($LAST AS text)) AS job
+ORDER BY item.place""",
+    JOB=_arguments(5, [name for name in _TYPES if name not in _OF_ITEM]),
+    BATCH=str(5 + len(_TYPES) - len(_OF_ITEM)),
+    LAST=str(6 + len(_TYPES) - len(_OF_ITEM)),
+)
+"""In the order of their keys: two sessions that add the same ones do not wait for each other in a circle."""
 SEAL_BATCH = styles("SELECT pgworkd.seal_batch(CAST(CAST($1 AS text) AS uuid))")
 CANCEL_BATCH = styles(
     "SELECT cancelled, requested, more FROM pgworkd.cancel_batch(CAST(CAST($1 AS text) AS uuid), 10000)"

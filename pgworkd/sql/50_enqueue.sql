@@ -28,12 +28,27 @@ END $$;
 CREATE OR REPLACE TRIGGER jobs_inserted AFTER INSERT ON jobs
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION jobs_inserted();
 
--- A dedupe_key is free at the very instant, not only after free_keys(): deletes the row that keeps
--- NEW's key for an ended job, if its time is over. Locks that row. (CASE keeps the planner off the
--- index on all such rows.) Every insert pays for the condition of the trigger, so that is short.
+-- The dedupe_key of a job of a batch, as it is stored: the batch's id, a slash and the key, so that
+-- it is unique in its batch. A key that begins so is one that was stored. p_batch NULL: p_key.
+CREATE OR REPLACE FUNCTION item_key(p_batch uuid, p_key text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_batch IS NULL OR starts_with(p_key, p_batch::text || '/') THEN p_key
+            ELSE p_batch::text || '/' || p_key END;
+
+-- A key of a job of a batch becomes item_key(). A dedupe_key is free at the very instant, not only
+-- after free_keys(): deletes the row that keeps NEW's key for an ended job, if its time is over.
+-- Locks that row. (CASE keeps the planner off the index on all such rows.) Every insert pays for
+-- the condition of the trigger, so that is short.
 CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF NEW.batch_id IS NOT NULL THEN
+        IF char_length(item_key(NEW.batch_id, NEW.dedupe_key)) > 512 THEN
+            RAISE EXCEPTION 'dedupe_key of a job of a batch must have 1 to 475 characters'
+                USING ERRCODE = 'check_violation', HINT = 'Its batch is stored with it.';
+        END IF;
+        NEW.dedupe_key := item_key(NEW.batch_id, NEW.dedupe_key);
+    END IF;
     IF NEW.status <> 'completed' THEN
         DELETE FROM jobs j
         WHERE j.queue = NEW.queue AND j.dedupe_key = NEW.dedupe_key AND j.status <> 'dead'
@@ -94,8 +109,10 @@ RETURN 'payload:'
 -- lines, and its failures); 'reschedule': move it to the new run_at, and priority if one is given.
 -- A job that is running, or has ended and keeps its key, is not changed. `created`: id is the new
 -- job; `changed`: the holder was changed as requested. p_dedupe_by: 'payload', then payload_key()
--- is the dedupe_key. p_id: an id of the caller's own, see also enqueue_once(). Locks the holder if
--- it is to change, then as move().
+-- is the dedupe_key. p_id: an id of the caller's own, see also enqueue_once(). p_batch: adds the
+-- job to this batch, whose are also p_queue, p_kind and p_max_attempts where they are NULL, and in
+-- which alone p_dedupe_key counts; raises PW003 if that takes no more. Locks the batch FOR KEY
+-- SHARE, the holder if it is to change, then as move().
 CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_kind text DEFAULT NULL, p_priority int DEFAULT NULL,
                                    p_run_at timestamptz DEFAULT NULL, p_delay_s float8 DEFAULT NULL,
@@ -107,7 +124,7 @@ CREATE OR REPLACE FUNCTION enqueue(p_queue text, p_payload jsonb DEFAULT '{}',
                                    p_serialize_key text DEFAULT NULL, p_limit_key text DEFAULT NULL,
                                    p_on_retry text DEFAULT 'hold',
                                    p_on_duplicate text DEFAULT 'raise', p_id uuid DEFAULT NULL,
-                                   p_dedupe_by text DEFAULT NULL)
+                                   p_dedupe_by text DEFAULT NULL, p_batch uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, created boolean, changed boolean)
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
@@ -135,22 +152,30 @@ DECLARE
             THEN 'p_on_retry must be hold or yield'
         WHEN p_on_retry = 'yield' AND p_serialize_key IS NULL
             THEN 'p_on_retry => ''yield'' needs a p_serialize_key' END;
-    v_key    text := CASE WHEN p_dedupe_by IS NULL THEN p_dedupe_key
-                          ELSE payload_key(coalesce(p_kind, p_queue), p_payload) END;
+    v_key    text;
+    v_batch  batches;
     v_holder jobs;
 BEGIN
     IF v_wrong IS NOT NULL THEN
         RAISE EXCEPTION '%', v_wrong USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF p_batch IS NOT NULL THEN
+        v_batch := enter_batch(p_batch, 'jobs');
+        p_queue := coalesce(p_queue, v_batch.queue);
+        p_kind := coalesce(p_kind, v_batch.kind);
+        p_max_attempts := coalesce(p_max_attempts, v_batch.max_attempts);
+    END IF;
+    v_key := CASE WHEN p_dedupe_by IS NULL THEN p_dedupe_key
+                  ELSE payload_key(coalesce(p_kind, p_queue), p_payload) END;
     created := false;
     changed := false;
     FOR i IN 1..100 LOOP
         INSERT INTO jobs AS j (id, queue, payload, kind, priority, run_at, expires_at, max_attempts,
                                timeout_s, meta, dedupe_key, dedupe_until, serialize_key, limit_key,
-                               yields)
+                               yields, batch_id)
         VALUES (coalesce(p_id, new_id()), p_queue, p_payload, p_kind, coalesce(p_priority, 0),
                 v_run_at, p_expires_at, p_max_attempts, p_timeout_s, p_meta, v_key, v_until,
-                p_serialize_key, p_limit_key, p_on_retry = 'yield')
+                p_serialize_key, p_limit_key, p_on_retry = 'yield', p_batch)
         ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING
         RETURNING j.id INTO id;
         IF FOUND THEN
@@ -160,7 +185,7 @@ BEGIN
         END IF;
         EXIT WHEN p_on_duplicate = 'raise';
         SELECT * INTO v_holder FROM jobs j
-        WHERE j.queue = p_queue AND j.dedupe_key = v_key AND j.status <> 'dead';
+        WHERE j.queue = p_queue AND j.dedupe_key = item_key(p_batch, v_key) AND j.status <> 'dead';
         CONTINUE WHEN NOT FOUND;  -- it has ended in between
         id := v_holder.id;
         IF p_on_duplicate = 'skip' OR v_holder.status IN ('running', 'completed') THEN
@@ -187,6 +212,7 @@ BEGIN
     RAISE EXCEPTION 'duplicate key value violates unique constraint "jobs_dedupe"'
         USING ERRCODE = 'unique_violation', SCHEMA = 'pgworkd', TABLE = 'jobs',
             CONSTRAINT = 'jobs_dedupe',
-              DETAIL = format('Key (queue, dedupe_key)=(%s, %s) already exists.', p_queue, v_key),
+              DETAIL = format('Key (queue, dedupe_key)=(%s, %s) already exists.', p_queue,
+                              item_key(p_batch, v_key)),
               HINT = 'p_on_duplicate says what else to do with such a job.';
 END $$;

@@ -135,7 +135,7 @@ GRANT INSERT (id, queue, kind, payload, meta, priority, run_at, expires_at, max_
               serialize_key, limit_key, yields, batch_id),
       SELECT (id, queue, dedupe_key, status)
     ON pgworkd.jobs TO {enqueuer};
-GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.payload_key, pgworkd.enqueue, pgworkd.enqueue_once, pgworkd.depend, pgworkd.create_batch, pgworkd.add_jobs,
+GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.payload_key, pgworkd.item_key, pgworkd.enqueue, pgworkd.enqueue_once, pgworkd.depend, pgworkd.create_batch, pgworkd.add_jobs,
     pgworkd.seal_batch, pgworkd.await_results
     TO {worker}, {enqueuer};
 

@@ -84,6 +84,38 @@ BUGS = (
         tests="tests/http/test_dedupe_by.py",
     ),
     sql(
+        "a key of a job of a batch is one of its queue",
+        "        NEW.dedupe_key := item_key(NEW.batch_id, NEW.dedupe_key);\n",
+        "",
+        tests="tests/http/test_item_keys.py",
+    ),
+    sql(
+        "who holds a key of a batch is looked for in the queue",
+        "j.dedupe_key = item_key(p_batch, v_key) AND",
+        "j.dedupe_key = v_key AND",
+        tests="tests/http/test_item_keys.py -k added_again",
+    ),
+    sql(
+        "what is added again is counted again",
+        "        IF p_on_duplicate = 'skip' OR v_holder.status IN",
+        "        INSERT INTO batch_additions (batch_id, added) SELECT p_batch, 1 WHERE p_batch IS NOT NULL;\n"
+        "        IF p_on_duplicate = 'skip' OR v_holder.status IN",
+        tests="tests/sql/test_dedupe_model.py",
+    ),
+    sql(
+        "an upgrade leaves the keys of ended jobs of batches to their queue",
+        "WHERE i.status = 'completed' AND f.id = i.id",
+        "WHERE false AND f.id = i.id",
+        tests="tests/sql/test_migrations.py -k become_those",
+    ),
+    python(
+        "a tree in one call drops the keys of its jobs",
+        "gateway/api/routes/batches",
+        "await at.add(some.payloads, **some.options())",
+        "await at.add(some.payloads)",
+        tests="tests/http/test_item_keys.py -k in_one_call",
+    ),
+    sql(
         "a streamed job does not ask its batch how often it is tried",
         "s.kind, s.max_attempts, s.meta,",
         "s.kind, NULL, s.meta,",

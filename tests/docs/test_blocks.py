@@ -68,7 +68,7 @@ SETTINGS: dict[str, Setting] = {
         daemon="pgworkd run",
         facts=(
             "SELECT bool_and(state = 'completed') FROM pgworkd.batch_trees",
-            "SELECT array_agg(done ORDER BY name) = '{7, 3, 1, 3, 3, 3}' FROM pgworkd.batch_progress",
+            "SELECT array_agg(done ORDER BY name) = '{7, 3, 1, 2, 3, 4, 4}' FROM pgworkd.batch_progress",
             "SELECT count(*) = 1 FROM pgworkd.all_jobs WHERE payload->'batch'->>'name' = 'payroll'",
         ),
     ),

@@ -103,6 +103,22 @@ async def add(call: Caller, db: Db, dsn: str) -> None:
     assert (await call.ok("GET", f"/v1/batches/{root}"))["total"] == 3
 
 
+@plays("a key of an item that is unique in its job, and items that run one at a time")
+async def keys(call: Caller, db: Db, dsn: str) -> None:
+    jobs = [(await call.ok("POST", "/v1/batches", {"name": name, "queue": "q"}))["id"] for name in "ab"]
+    items = {"payloads": [{"n": 1}, {"n": 2}], "dedupe_key": ["one", "two"], "serialize_key": "s"}
+    ids = [(await call.ok("POST", f"/v1/batches/{job_id}/jobs", items))["ids"] for job_id in jobs]
+    assert (await call.problem("POST", f"/v1/batches/{jobs[0]}/jobs", items))[:2] == (409, "duplicate-key")
+    again = await call.ok("POST", f"/v1/batches/{jobs[0]}/jobs", {**items, "on_duplicate": "skip"})
+    assert again == {"ids": ids[0], "created": [False, False]}
+    worker, ran = await registered(call), []
+    for _ in range(4):
+        (got,) = await worker.claim(most=10, wait_s=20)
+        ran.append(got["job"]["id"])
+        await worker.settle(got)
+    assert ran == [*ids[0], *ids[1]]
+
+
 @plays("seal")
 async def seal(call: Caller, db: Db, dsn: str) -> None:
     root = (await call.ok("POST", "/v1/batches", {"name": "job", "queue": "q"}))["id"]

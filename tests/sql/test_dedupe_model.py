@@ -1,4 +1,7 @@
-"""Dedupe keys against a model: after any operations in any order, a key is taken exactly when it should be."""
+"""Dedupe keys against a model: after any operations in any order, a key is taken exactly when it should be.
+
+Those of a queue, and the same keys in two batches: each has its own.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.kits import verbs as v
+from tests.kits.batches import batch, counted
 from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.slow("a model against the database")
 
-KEYS = ["a", "b"]
+EMPTY = "".join(
+    f"DELETE FROM pgworkd.{table};"  # noqa: S608 - names are ours
+    for table in ("jobs", "finished_jobs", "batch_additions", "batches", "workers")
+)
 WAITING = ("pending", "failed")
 TAKEN = "taken"
 
@@ -27,6 +34,7 @@ class Job:
     """What the model knows of a job; `until`, `run_at`: seconds after T0."""
 
     key: str
+    """As it is stored."""
     until: float | None
     run_at: float
     status: str = "pending"
@@ -39,6 +47,7 @@ class Step:
     """One operation; `pick` selects one of the eligible jobs, `undone`: its transaction is rolled back."""
 
     act: str
+    batch: int
     key: str
     word: str
     seconds: float
@@ -54,6 +63,7 @@ STEPS = st.lists(
         act=st.sampled_from(
             ["insert", "enqueue", "claim", "settle", "cancel", "replay", "free", "turn", "mend", *OFTEN]
         ),
+        batch=st.sampled_from([0, 0, 0, 1, 1, 2]),
         key=st.sampled_from(["a", "a", "a", "b"]),
         word=st.sampled_from(["skip", "replace", "reschedule", "raise"]),
         seconds=st.sampled_from([0.0, 5.0, 30.0]),
@@ -72,6 +82,8 @@ class World:
 
     db: Db
     worker_id: int
+    batches: list[uuid.UUID | None]
+    """The first: none."""
     now: float = 0.0
     jobs: dict[uuid.UUID, Job] = field(default_factory=dict)
     inserts: int = 0
@@ -86,6 +98,11 @@ class World:
         ]
         assert len(found) <= 1, "two should have one key"
         return found[0] if found else None
+
+    def stored(self, step: Step) -> str:
+        """The key of this step, as its job would have it."""
+        batch_id = self.batches[step.batch]
+        return step.key if batch_id is None else f"{batch_id}/{step.key}"
 
     def of(self, step: Step, *wanted: str) -> uuid.UUID | None:
         """The job of this step."""
@@ -102,27 +119,27 @@ class World:
     def created(self, job_id: uuid.UUID, step: Step) -> Callable[[], None]:
         assert job_id not in self.jobs
         until = None if step.until_s is None else self.now + step.until_s
-        return lambda: self.jobs.update({job_id: Job(step.key, until, self.now + step.seconds, number=self.inserts)})
+        return lambda: self.jobs.update(
+            {job_id: Job(self.stored(step), until, self.now + step.seconds, number=self.inserts)}
+        )
 
     async def insert(self, step: Step) -> Callable[[], None]:
         self.inserts += 1
-        sql = """INSERT INTO pgworkd.jobs (queue, dedupe_key, run_at, dedupe_until, payload)
-            VALUES ('q', $1, $2, $3, jsonb_build_object('n', $4::int))"""
+        sql = """INSERT INTO pgworkd.jobs (queue, dedupe_key, run_at, dedupe_until, payload, batch_id)
+            VALUES ('q', $1, $2, $3, jsonb_build_object('n', $4::int), $5)"""
         if step.pick % 2:
             sql += " ON CONFLICT (queue, dedupe_key) WHERE dedupe_key IS NOT NULL AND status <> 'dead' DO NOTHING"
         until = None if step.until_s is None else v.at(self.now + step.until_s)
-        job_id = await refusable(
-            self.db,
-            self.db.fetchval(f"{sql} RETURNING id", step.key, v.at(self.now + step.seconds), until, self.inserts),
-        )
-        if self.holder(step.key) is not None:
+        values = (step.key, v.at(self.now + step.seconds), until, self.inserts, self.batches[step.batch])
+        job_id = await refusable(self.db, self.db.fetchval(f"{sql} RETURNING id", *values))
+        if self.holder(self.stored(step)) is not None:
             assert job_id == (None if step.pick % 2 else TAKEN)
             return nothing
         return self.created(job_id, step)
 
     async def enqueue(self, step: Step) -> Callable[[], None]:
         self.inserts += 1
-        holder, number = self.holder(step.key), self.inserts
+        holder, number = self.holder(self.stored(step)), self.inserts
         answer = await refusable(
             self.db,
             v.enqueue(
@@ -132,6 +149,7 @@ class World:
                 payload=f'{{"n": {number}}}',
                 delay_s=step.seconds,
                 dedupe_for_s=step.until_s,
+                batch=self.batches[step.batch],
             ),
         )
         if holder is None:
@@ -206,9 +224,9 @@ class World:
         return nothing if taken else lambda: self.become(job_id, "pending", self.now)
 
     async def free(self, step: Step) -> Callable[[], None]:
-        holder = self.holder(step.key)
+        holder = self.holder(self.stored(step))
         kept = holder is not None and self.jobs[holder].status in ("completed", "cancelled")
-        assert await self.db.fetchval("SELECT pgworkd.free_key('q', $1)", step.key) == kept
+        assert await self.db.fetchval("SELECT pgworkd.free_key('q', $1)", self.stored(step)) == kept
         return (lambda: setattr(self.jobs[holder], "until", None)) if holder and kept else nothing
 
     async def turn(self, step: Step) -> Callable[[], None]:
@@ -232,7 +250,9 @@ class World:
             "SELECT dedupe_key, id FROM pgworkd.jobs WHERE status <> 'dead'"
             " AND (status <> 'completed' OR dedupe_until > pgworkd.clock())"
         )
-        assert {row["dedupe_key"]: row["id"] for row in rows} == {k: i for k in KEYS if (i := self.holder(k))}
+        keys = {job.key for job in self.jobs.values()}
+        assert {row["dedupe_key"]: row["id"] for row in rows} == {k: i for k in keys if (i := self.holder(k))}
+        await counted(self.db)
 
 
 def nothing() -> None:
@@ -262,9 +282,10 @@ class Undone(Exception):  # noqa: N818
 )
 @given(steps=STEPS)
 async def test_a_key_is_taken_exactly_when_it_should_be(db: Db, part: int, steps: list[Step]) -> None:
-    await db.execute("DELETE FROM pgworkd.jobs; DELETE FROM pgworkd.finished_jobs; DELETE FROM pgworkd.workers")
+    await db.execute(EMPTY)
     await v.clock(0, db)
-    world = World(db, await v.worker(db, lease_s=3600))
+    batches = [None, await batch(db, "one"), await batch(db, "two")]
+    world = World(db, await v.worker(db, lease_s=3600), batches)
     for step in steps:
         try:
             async with db.transaction():

@@ -22,7 +22,9 @@ forget_calls forget_kept forget_tokens forget_undated
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
     "worker enqueuer reader": "clock",
-    "worker enqueuer": "add_jobs await_results create_batch depend enqueue enqueue_once new_id payload_key seal_batch",
+    "worker enqueuer": """
+        add_jobs await_results create_batch depend enqueue enqueue_once item_key new_id payload_key seal_batch
+    """,
     "worker reader": """
         rule_of server_id is_origin
         batch_results batch_tree became became_all depth finished_of jobs_of known_pools made_at next_priority result_of

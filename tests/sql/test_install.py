@@ -292,6 +292,7 @@ WITHIN = {
     "finished_of",
     "is_later",
     "is_origin",
+    "item_key",
     "known_pools",
     "mend_sequences",
     "payload_key",

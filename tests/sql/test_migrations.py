@@ -17,7 +17,7 @@ from tests.kits.alerts import count, die
 from tests.kits.daemon import running, until
 from tests.kits.planting import ROOT
 from tests.kits.schema import Roles, catalog, differences, granted
-from tests.kits.verbs import Db, claim, insert, worker
+from tests.kits.verbs import Db, claim, fail, insert, worker
 
 from .versions import TOKEN, contents, filled, grants_of, schema_of
 
@@ -208,6 +208,38 @@ async def test_an_upgrade_drops_priority_ageing_and_keeps_the_other_limits(old: 
     assert await old.fetch("SELECT name, limited FROM pgworkd.queues ORDER BY name") == [("q", False), ("r", True)]
     await insert(old, 1)
     assert len(await claim(old, await worker(old))) == 1
+
+
+@pytest.mark.parametrize("version", [1, 14], indirect=True)
+async def test_keys_of_jobs_of_batches_stay_taken_by_an_upgrade_and_become_those_of_their_batch(
+    old: Db, empty_dsn: str
+) -> None:
+    """Also of a job that has ended and keeps its key; one that is too long stays a key of the queue."""
+    batch_id = await old.fetchval("SELECT id FROM pgworkd.create_batch('b', 'q')")
+    keys = ["kept", "running", "dead", "waits", "x" * 475, "x" * 476, "none"]
+    for key in keys:
+        await old.execute(
+            "INSERT INTO pgworkd.jobs (queue, batch_id, dedupe_key, dedupe_until, max_attempts)"
+            " VALUES ('q', $1, $2, CASE WHEN $3 THEN now() + interval '1 day' END, 1)",
+            None if key == "none" else batch_id,
+            key,
+            key == "kept",
+        )
+    ids = [row["id"] for row in await claim(old, await worker(old), 3)]
+    await old.execute("SELECT pgworkd.settle_completed($1, '{1}', '{NULL}')", ids[:1])
+    await fail(old, ids[2:], permanent=True)
+    await schema.migrate(ConnectionOptions(empty_dsn))
+    insert = "INSERT INTO pgworkd.jobs (queue, batch_id, dedupe_key) VALUES ('q', $1, $2)"
+    for key in ("kept", "running", "waits", "x" * 475):
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await old.execute(insert, batch_id, key)
+        await old.execute(insert, None, key)
+    for key in ("x" * 476, "none"):
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await old.execute(insert, None, key)
+    await old.execute(insert, batch_id, "dead")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await old.execute("SELECT pgworkd.retry($1)", ids[2:])
 
 
 @pytest.mark.parametrize("version", [7], indirect=True)

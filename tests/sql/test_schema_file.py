@@ -35,15 +35,15 @@ FUNCTIONS = {
     "timestamp with time zone, double precision, integer, jsonb)": ("TABLE(id uuid, created boolean)"),
     "delete_items(uuid, integer, text)": "integer",
     "payload_key(text, jsonb)": "text",
+    "item_key(uuid, text)": "text",
     "delete_batch(uuid, text)": "integer",
     "depend(uuid, uuid[], text)": "integer",
     "discard(uuid[], text)": "integer",
     "drop_pool(integer, text, uuid)": "void",
     "edit(uuid, jsonb, timestamp with time zone, integer, text)": "jsonb",
     "enqueue(text, jsonb, text, integer, timestamp with time zone, double precision, timestamp with time zone, integer,"
-    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text, uuid, text)": (
-        "TABLE(id uuid, created boolean, changed boolean)"
-    ),
+    " double precision, jsonb, text, timestamp with time zone, double precision, text, text, text, text, uuid, text,"
+    " uuid)": "TABLE(id uuid, created boolean, changed boolean)",
     "ensure_partitions(integer)": "integer",
     "expire(integer)": "integer",
     "fail_schedule(text, integer, text)": "boolean",

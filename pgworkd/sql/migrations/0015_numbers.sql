@@ -49,6 +49,14 @@ BEGIN
                 timestamptz, float8, text, text, text, text, uuid),
         enqueue_once(uuid, text, jsonb, text, int, timestamptz, float8, timestamptz, int, float8,
                      jsonb, text, timestamptz, float8, text, text, text);
+    -- Keys of jobs of batches are unique in their batch, also those that ended jobs have left.
+    UPDATE jobs j SET dedupe_key = k.batch_id || '/' || j.dedupe_key
+    FROM (SELECT i.id, coalesce(i.batch_id, (SELECT f.batch_id FROM finished_jobs f
+                                             WHERE i.status = 'completed' AND f.id = i.id
+                                             LIMIT 1)) AS batch_id
+          FROM jobs i WHERE i.dedupe_key IS NOT NULL) k
+    WHERE j.id = k.id AND k.batch_id IS NOT NULL AND char_length(j.dedupe_key) <= 475
+      AND octet_length(j.dedupe_key) <= 1499;
     -- Plain UPDATEs that would end a job, or have its runs share numbers, are told what to call.
     UPDATE jobs SET started_at = NULL WHERE attempts = 0 AND started_at IS NOT NULL;
     ALTER TABLE jobs
@@ -81,6 +89,7 @@ BEGIN
                          ('count_deaths', 'is_since'), ('count_deaths', 'is_later'),
                          ('delete_batch', 'of_finished_tree'), ('new_id', 'payload_key'),
                          ('claim_for', 'claim_one'), ('claim', 'may_run_suspect'),
+                         ('new_id', 'item_key'),
                          ('count_deaths', 'next_alert_s'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);

@@ -9,12 +9,13 @@ from pydantic import Field
 
 from pgworkd.admin.batches import DeletedSome, ResultRow, TreeRow
 from pgworkd.client.batch_types import Progress
-from pgworkd.client.new_job import NewJob
+from pgworkd.client.new_job import NewJob, OnDuplicate
 from pgworkd.errors import UsageError
 from pgworkd.gateway.api.models.jobs import (
     BULK_MAX,
     Answer,
     Attempts,
+    Ids,
     Instant,
     Key,
     Model,
@@ -24,6 +25,8 @@ from pgworkd.gateway.api.models.jobs import (
     Priority,
     with_trace,
 )
+
+Keys = Key | Annotated[list[Key], Field(max_length=BULK_MAX)]
 
 
 class Callback(Model):
@@ -57,6 +60,7 @@ class AnyBatch(Model):
     max_attempts: Attempts | None = Field(None, description="Of its jobs that do not say")
     meta: Payload | None = Field(None, description="Facts about the batch")
     payloads: list[Payload] = Field(default_factory=list, max_length=BULK_MAX, description="A job for each")
+    jobs: list[AddIn] = Field(default_factory=list, max_length=100, description="More jobs, as they are added later")
     children: list[ChildIn] = Field(default_factory=list, max_length=100)
     sealed: bool = Field(False, description="Accept no further jobs")
 
@@ -107,10 +111,27 @@ class AddIn(Model):
     max_attempts: Attempts | None = None
     timeout_s: Period | None = None
     meta: Payload | None = None
+    dedupe_key: Keys | None = Field(None, description="One for each payload: of unfinished jobs one in the batch")
+    dedupe_by: Literal["payload"] | None = Field(None, description="In place of that: made of kind and payload")
+    dedupe_until: Instant | None = Field(None, description="How long a finished job keeps its key")
+    dedupe_for_s: Period | None = Field(None, description="The same in seconds from now")
+    serialize_key: Keys | None = Field(None, description="One for all, or one for each payload")
+    on_retry: Literal["hold", "yield"] = "hold"
+    limit_key: Key | None = None
+    on_duplicate: OnDuplicate | None = Field(None, description="If a dedupe key is taken; default: refuse all")
 
     def options(self) -> dict[str, Any]:
         """The members as the arguments of Batch.add."""
-        return with_trace({name: getattr(self, name) for name in self.model_fields_set if name != "payloads"})
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "payloads"}
+        if "dedupe_for_s" in given:
+            given["dedupe_for"] = given.pop("dedupe_for_s")
+        return with_trace(given)
+
+
+class Added(Ids):
+    """The ids of the jobs, in their order. With `on_duplicate`: which are new; others are the holders of the keys."""
+
+    created: list[bool] | None = None
 
 
 class BatchMade(Answer):

@@ -14,6 +14,7 @@ from pgworkd.client.batch_types import Cancelled
 from pgworkd.core.access import Access
 from pgworkd.core.json_text import JsonText
 from pgworkd.gateway.api.models.batches import (
+    Added,
     AddIn,
     BatchCancelled,
     BatchIn,
@@ -26,7 +27,7 @@ from pgworkd.gateway.api.models.batches import (
     TreePage,
     TreeState,
 )
-from pgworkd.gateway.api.models.jobs import Ids, with_trace
+from pgworkd.gateway.api.models.jobs import with_trace
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import gateway_of
@@ -43,7 +44,7 @@ PAGE = 500
     "/batches",
     status_code=201,
     response_model=BatchMade,
-    responses=documented(*BODY, "key-reused", "key-in-use", "batch-closed")
+    responses=documented(*BODY, "key-reused", "key-in-use", "batch-closed", "duplicate-key")
     | {200: {"model": BatchMade, "description": "The dedupe key is taken: the batch that has it, unchanged"}},
 )
 async def create_batch(request: Request, body: BatchIn, key: IdempotencyKey = None) -> Response:
@@ -74,6 +75,8 @@ async def _fill(at: Batch[Any], body: BatchIn | ChildIn, ids: dict[str, UUID], p
             await made.seal()
     if body.payloads:
         await at.add(body.payloads, **with_trace({}))
+    for some in body.jobs:
+        await at.add(some.payloads, **some.options())
 
 
 def _queue_of(body: BatchIn | ChildIn, above: str | None = None) -> str:
@@ -82,7 +85,7 @@ def _queue_of(body: BatchIn | ChildIn, above: str | None = None) -> str:
 
 def _queues(body: BatchIn | ChildIn, above: str | None = None) -> set[str]:
     own = _queue_of(body, above)
-    found = {own}.union(*(_queues(child, own) for child in body.children))
+    found = {own, *(some.queue or own for some in body.jobs)}.union(*(_queues(child, own) for child in body.children))
     for job in (getattr(body, "on_complete", None), getattr(body, "on_failure", None)):
         found |= set() if job is None else {job.queue}
     return found
@@ -92,7 +95,7 @@ def _queues(body: BatchIn | ChildIn, above: str | None = None) -> set[str]:
     "/batches/{batch_id}/children",
     status_code=201,
     response_model=BatchMade,
-    responses=documented(*BODY, "not-found", "batch-closed", "key-reused", "key-in-use")
+    responses=documented(*BODY, "not-found", "batch-closed", "duplicate-key", "key-reused", "key-in-use")
     | {200: {"model": BatchMade, "description": "There is a child of that name"}},
 )
 async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: IdempotencyKey = None) -> Response:
@@ -117,17 +120,20 @@ async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: Idem
 @router.post(
     "/batches/{batch_id}/jobs",
     status_code=201,
-    response_model=Ids,
-    responses=documented(*BODY, "not-found", "batch-closed", "key-reused", "key-in-use"),
+    response_model=Added,
+    responses=documented(*BODY, "not-found", "batch-closed", "duplicate-key", "key-reused", "key-in-use"),
 )
 async def add_jobs(request: Request, batch_id: PathId, body: AddIn, key: IdempotencyKey = None) -> Response:
-    """Add a job for each payload, all or none."""
+    """Add a job for each payload, all or none; with `on_duplicate` not where an unfinished one has the dedupe key."""
     async with once(request, key) as call:
         queue, _ = await _allowed(request, call.connection, batch_id, "enqueue")
         need(request, "enqueue", body.queue or queue)
         if call.earlier is not None:
             return call.earlier
-        return await call.answered({"ids": await Batch(call.connection, batch_id).add(body.payloads, **body.options())})
+        added = await Batch(call.connection, batch_id).add(body.payloads, **body.options())
+        if body.on_duplicate is None:
+            return await call.answered({"ids": added})
+        return await call.answered({"ids": [each.id for each in added], "created": [each.created for each in added]})
 
 
 @router.post("/batches/{batch_id}/seal", response_model=Sealed, responses=documented("not-found", "batch-closed"))
