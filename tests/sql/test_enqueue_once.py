@@ -60,7 +60,7 @@ async def test_a_job_that_is_there_is_not_inserted_again(db: Db, now: str) -> No
 async def test_all_options_of_enqueue_are_there(db: Db) -> None:
     sql = "SELECT proargnames FROM pg_proc WHERE pronamespace = 'pgworkd'::regnamespace AND proname = $1"
     ours, theirs = [set(await db.fetchval(sql, name)) for name in ("enqueue_once", "enqueue")]
-    assert theirs - ours == {"id", "changed", "p_on_duplicate"}
+    assert theirs - ours == {"id", "changed", "p_on_duplicate", "p_batch"}
     await _put(db, priority=3, delay_s=60.0, max_attempts=2, timeout_s=9.0, limit_key="l", serialize_key="s")
     job = await live(db, ID)
     assert (job["priority"], job["max_attempts"], job["timeout_s"], job["limit_key"]) == (3, 2, 9, "l")
