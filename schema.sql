@@ -156,7 +156,7 @@ CREATE TABLE IF NOT EXISTS queues (
                  (num_nonnulls(max_running, limit_per_key, rate, rate_per_key) > 0 OR fair) STORED,
     updated_at   timestamptz NOT NULL DEFAULT clock(),
     max_losses int CONSTRAINT max_losses_must_be_1_to_1000 CHECK (max_losses BETWEEN 1 AND 1000),
-    endpoint     name_text,          -- its jobs are sent there by HTTP
+    endpoint name_text, serialize_scope name_text,  -- where jobs are sent; see 42_serialize.sql
     max_attempts attempts_limit, timeout_s period_s,  -- of jobs that have none of their own
     CONSTRAINT rate_needs_a_period CHECK ((rate IS NULL) = (rate_period_s IS NULL)),
     CONSTRAINT rate_burst_needs_a_rate CHECK (rate_burst IS NULL OR rate IS NOT NULL),
@@ -226,7 +226,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     meta         payload_object,     -- trace context, tags; passed through
     error        text,               -- of the last failure, one line
     dedupe_key   key_text,           -- at most one live job of the queue has it; see item_key()
-    serialize_key key_text,          -- one at a time, in the order in which they are due
+    serialize_key key_text, serialize_scope name_text,  -- one at a time, as they are due
     limit_key    key_text,           -- what the queue's limits per key and turns count by
     counted      boolean,            -- add_jobs() has counted it into its batch; not for enqueuers
     schedule     name_text, claim_id integer, listed integer,  -- of remote workers: list_held()
@@ -285,11 +285,12 @@ CREATE UNIQUE INDEX IF NOT EXISTS jobs_dedupe ON jobs (queue, dedupe_key)
     WHERE dedupe_key IS NOT NULL AND status <> 'dead';
 CREATE INDEX IF NOT EXISTS jobs_kept_keys ON jobs (dedupe_until) WHERE status = 'completed';
 -- The holder of a serialize_key, and those in line for it; a job that waits for others is neither.
-CREATE UNIQUE INDEX IF NOT EXISTS jobs_serialize ON jobs (queue, serialize_key)
-    WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields);
-CREATE INDEX IF NOT EXISTS jobs_line ON jobs (queue, serialize_key, run_at, id)
-    WHERE serialize_key IS NOT NULL AND waiting_on = 0
-      AND status IN ('blocked', 'pending', 'failed');
+CREATE UNIQUE INDEX IF NOT EXISTS jobs_serialize
+    ON jobs ((coalesce(serialize_scope, queue)), serialize_key) WHERE serialize_key IS NOT NULL
+      AND (status = 'running' OR status = 'failed' AND NOT yields);
+CREATE INDEX IF NOT EXISTS jobs_line
+    ON jobs ((coalesce(serialize_scope, queue)), serialize_key, run_at, id) WHERE waiting_on = 0
+      AND serialize_key IS NOT NULL AND status IN ('blocked', 'pending', 'failed');
 CREATE INDEX IF NOT EXISTS jobs_blocked ON jobs (queue, serialize_key, run_at, id)
     WHERE status = 'blocked' AND waiting_on = 0;
 CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (queue, id) WHERE waiting_on > 0;
@@ -415,8 +416,7 @@ CREATE INDEX IF NOT EXISTS job_dependencies_unchecked ON job_dependencies (job_i
 
 -- Sessions that wait for a job to end: NOTIFY on `channel` names it. Unlogged: only a hint.
 CREATE UNLOGGED TABLE IF NOT EXISTS result_waiters (
-    job_id       uuid NOT NULL,
-    until        timestamptz NOT NULL,
+    job_id uuid NOT NULL, until timestamptz NOT NULL,
     channel      text NOT NULL CONSTRAINT channel_must_have_1_to_63_bytes
                  CHECK (octet_length(channel) BETWEEN 1 AND 63),
     PRIMARY KEY (job_id, channel)

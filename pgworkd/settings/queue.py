@@ -65,6 +65,7 @@ SETTINGS = {
     ),
     "timeout_s": QueueSetting("Time limit of their attempts; overrides the handlers'.", _PERIOD, "DURATION"),
     "max_losses": QueueSetting("Lost attempts after which a job is dead; default: 3.", _ATTEMPTS),
+    "serialize_scope": QueueSetting("Share serialize keys with all queues of this scope.", str, "NAME"),
     "endpoint": QueueSetting("Send its jobs to this endpoint by HTTP.", str, "NAME"),
 }
 """Every setting by its public name, in the order in which they are shown: a rate includes its period."""
@@ -79,6 +80,8 @@ COLUMN_TYPES: dict[str, type] = {
 """The type of each column of `queues` that is a setting, or the period of a rate."""
 REMEDIES = {
     "queue_endpoint_must_exist": "there is no such endpoint: add it first (pgworkd endpoints add)",
+    "serialize_scope_must_stay_while_used": "serialize_scope must stay while the queue has jobs with a serialize key, "
+    "dead ones too: wait until they have ended, or take another queue",
     "rate_needs_a_period": "a rate needs a period: give both, as in 10/s",
     "rate_per_key_needs_a_period": "a rate per key needs a period: give both, as in 10/s",
     "rate_burst_needs_a_rate": "rate_burst needs a rate, and the queue has none: give rate as well",

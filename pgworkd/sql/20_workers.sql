@@ -249,19 +249,21 @@ BEGIN
                         v_new.max_running, v_new.limit_per_key, v_new.rate, v_new.rate_period_s,
                         v_new.rate_burst, v_new.rate_per_key, v_new.rate_per_key_period_s,
                         v_new.rate_per_key_burst, v_new.endpoint, v_new.max_attempts,
-                        v_new.timeout_s) = 0 AND NOT v_new.fair THEN
+                        v_new.timeout_s, v_new.serialize_scope) = 0 AND NOT v_new.fair THEN
             DELETE FROM queues q WHERE q.name = p_queue;
             RETURN;
         ELSIF v_is_new THEN
             INSERT INTO queues (name, concurrency, paused_until, keep_s, backoff_s, backoff_factor,
                                 backoff_cap_s, max_losses, max_running, limit_per_key, rate,
                                 rate_period_s, rate_burst, rate_per_key, rate_per_key_period_s,
-                                rate_per_key_burst, fair, endpoint, max_attempts, timeout_s)
+                                rate_per_key_burst, fair, endpoint, max_attempts, timeout_s,
+                                serialize_scope)
             VALUES (p_queue, v_new.concurrency, v_new.paused_until, v_new.keep_s, v_new.backoff_s,
                     v_new.backoff_factor, v_new.backoff_cap_s, v_new.max_losses, v_new.max_running,
                     v_new.limit_per_key, v_new.rate, v_new.rate_period_s, v_new.rate_burst,
                     v_new.rate_per_key, v_new.rate_per_key_period_s, v_new.rate_per_key_burst,
-                    v_new.fair, v_new.endpoint, v_new.max_attempts, v_new.timeout_s)
+                    v_new.fair, v_new.endpoint, v_new.max_attempts, v_new.timeout_s,
+                    v_new.serialize_scope)
             ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;  -- else someone has made the row meanwhile
         ELSE
@@ -276,7 +278,7 @@ BEGIN
                 rate_per_key_period_s = v_new.rate_per_key_period_s,
                 rate_per_key_burst = v_new.rate_per_key_burst, fair = v_new.fair,
                 endpoint = v_new.endpoint, max_attempts = v_new.max_attempts,
-                timeout_s = v_new.timeout_s
+                timeout_s = v_new.timeout_s, serialize_scope = v_new.serialize_scope
             WHERE q.name = p_queue;
             RETURN;
         END IF;

@@ -70,8 +70,8 @@ BEGIN
           AND j.run_at <= p_now AND in_time(j, p_now)
           AND coalesce(j.kind, j.queue)::text <> ALL (p_without)
           AND (j.serialize_key IS NULL OR p_locked
-               AND key_is_free(j.queue, j.serialize_key, j.status = 'failed'
-                               AND NOT j.yields, j.run_at, j.id))
+               AND key_is_free(coalesce(j.serialize_scope, j.queue), j.serialize_key,
+                               j.status = 'failed' AND NOT j.yields, j.run_at, j.id))
           AND (NOT p_limited OR key_has_room(j.queue, j.limit_key, p_now))
           AND NOT (v_careful AND is_refused('claim', j.id::text))
         ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1 FOR UPDATE SKIP LOCKED);
@@ -101,8 +101,8 @@ END $$;
 -- those places (NULL: at every head); p_since: and no later than that run_at. Finding new places
 -- has a cost: with p_renew = false the old ones may be returned. p_claim_id: see list_held().
 -- Locks the worker's row FOR KEY SHARE (so that rescue() and a claim exclude each other, and
--- heartbeats do not wait), the queue where keys or limits count, then due rows with SKIP LOCKED.
--- Raises PW001 if the worker's lease is gone.
+-- heartbeats do not wait), the queue and its scope where keys or limits count, then due rows with
+-- SKIP LOCKED. Raises PW001 if the worker's lease is gone.
 CREATE OR REPLACE FUNCTION claim(p_worker int, p_queue text, p_limit int,
                                  p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                  p_priorities int[] DEFAULT '{}', p_run_ats float8[] DEFAULT '{}',
@@ -129,6 +129,7 @@ DECLARE
     v_special  boolean := cardinality(p_kinds) > 0;
     v_attempts int;                              -- of the queue, for jobs without their own
     v_timeout_s real;                            -- the same
+    v_scope    text;                             -- of its serialize_keys
     v_paused   boolean;
     -- one is due: whether the first has a serialize_key
     v_suspect  boolean;
@@ -175,8 +176,9 @@ BEGIN
                       AND j.priority > p_priorities[1])
            OR EXISTS (SELECT FROM jobs j WHERE j.queue = p_queue AND waits_plain(j)
                       AND j.priority < p_priorities[1]),
-           q.max_attempts, q.timeout_s
-    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps, v_attempts, v_timeout_s
+           q.max_attempts, q.timeout_s, q.serialize_scope
+    INTO v_paused, v_limited, v_rated, v_chosen, v_suspect, v_gaps, v_attempts, v_timeout_s,
+         v_scope
     FROM (SELECT) one LEFT JOIN queues q ON q.name = p_queue;
     IF v_paused THEN
         RETURN;
@@ -185,7 +187,11 @@ BEGIN
     v_locked := v_limited OR v_chosen OR coalesce(v_suspect, false);
     IF v_locked THEN
         -- the statements that follow see what its last holder has committed
-        PERFORM lock_queue(p_queue);
+        IF v_scope IS NULL THEN
+            PERFORM lock_queue(p_queue);
+        ELSE
+            PERFORM lock_queues(ARRAY[p_queue, v_scope]);
+        END IF;
         -- otherwise all that waited would be charged to the time at which they began to wait
         v_now := clock_after_waiting();
     END IF;

@@ -1,17 +1,47 @@
--- Serialize keys: which job of a key may run, and who is next.
+-- Serialize keys: which job of a key may run, and who is next. A key is one of a scope: that of the
+-- job's queue when it was inserted, or if that had none, the queue itself.
+
+-- The scope of the serialize_keys of jobs that are inserted into this queue now. Locks nothing.
+CREATE OR REPLACE FUNCTION scope_of(p_queue text) RETURNS text LANGUAGE sql STABLE
+    RETURN coalesce((SELECT q.serialize_scope::text FROM queues q WHERE q.name = p_queue), p_queue);
+
+-- Refuses another scope for a queue whose jobs have keys of the one before: a key must not be in
+-- two. Locks nothing.
+CREATE OR REPLACE FUNCTION queue_rescoped() RETURNS trigger
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue text := CASE WHEN TG_OP = 'DELETE' THEN OLD.name ELSE NEW.name END;
+BEGIN
+    IF EXISTS (SELECT FROM jobs j WHERE j.queue = v_queue AND j.serialize_key IS NOT NULL
+                 AND j.status <> 'completed') THEN
+        RAISE EXCEPTION 'queue % has jobs with a serialize_key: its serialize_scope must stay',
+            v_queue
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'serialize_scope_must_stay_while_used',
+                HINT = 'Change it when these have ended, dead ones too, or take another queue.';
+    END IF;
+    RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+END $$;
+CREATE OR REPLACE TRIGGER queue_scoped BEFORE INSERT ON queues FOR EACH ROW
+    WHEN (NEW.serialize_scope IS NOT NULL) EXECUTE FUNCTION queue_rescoped();
+CREATE OR REPLACE TRIGGER queue_rescoped BEFORE UPDATE OF serialize_scope ON queues FOR EACH ROW
+    WHEN (NEW.serialize_scope IS DISTINCT FROM OLD.serialize_scope)
+    EXECUTE FUNCTION queue_rescoped();
+CREATE OR REPLACE TRIGGER queue_unscoped BEFORE DELETE ON queues FOR EACH ROW
+    WHEN (OLD.serialize_scope IS NOT NULL) EXECUTE FUNCTION queue_rescoped();
 
 -- True if p_holds, or if no other job holds the serialize_key and no due job stands before
 -- (p_run_at, p_id) in its line. A retry holds its key while it waits, unless it yields, even if
 -- others have been due for longer. Locks nothing.
-CREATE OR REPLACE FUNCTION key_is_free(p_queue text, p_key text, p_holds boolean,
+CREATE OR REPLACE FUNCTION key_is_free(p_scope text, p_key text, p_holds boolean,
                                        p_run_at timestamptz, p_id uuid)
 RETURNS boolean LANGUAGE sql STABLE
     RETURN p_key IS NULL OR p_holds
-        OR NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_queue AND h.serialize_key = p_key
-                         AND h.id <> p_id
+        OR NOT EXISTS (SELECT FROM jobs h WHERE coalesce(h.serialize_scope, h.queue) = p_scope
+                         AND h.serialize_key = p_key AND h.id <> p_id
                        AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
-       AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue AND e.serialize_key = p_key
-                       AND e.status IN ('blocked', 'pending', 'failed') AND e.waiting_on = 0
+       AND NOT EXISTS (SELECT FROM jobs e WHERE coalesce(e.serialize_scope, e.queue) = p_scope
+                       AND e.serialize_key = p_key AND e.waiting_on = 0
+                       AND e.status IN ('blocked', 'pending', 'failed')
                        AND (e.run_at, e.id) < (p_run_at, p_id)
                        AND in_time(e, clock()));
 
@@ -106,19 +136,22 @@ BEGIN
         INTO v_take, v_park, v_stop
         FROM (SELECT x.ctid, x.place, CASE  -- of several with one key only the first is asked for
                   WHEN x.serialize_key IS NULL OR x.status = 'failed' AND NOT x.yields THEN true
-                  WHEN row_number() OVER (PARTITION BY x.serialize_key
+                  WHEN row_number() OVER (PARTITION BY x.scope, x.serialize_key
                                           ORDER BY x.run_at, x.id) > 1 THEN false
                   ELSE NOT EXISTS (SELECT FROM jobs h
-                                   WHERE h.queue = p_queue AND h.serialize_key = x.serialize_key
+                                   WHERE coalesce(h.serialize_scope, h.queue) = x.scope
+                                   AND h.serialize_key = x.serialize_key
                                    AND (h.status = 'running' OR h.status = 'failed'
                                         AND NOT h.yields) AND h.id <> x.id)
-                   AND NOT EXISTS (SELECT FROM jobs e WHERE e.queue = p_queue
+                   AND NOT EXISTS (SELECT FROM jobs e
+                                   WHERE coalesce(e.serialize_scope, e.queue) = x.scope
                                      AND e.serialize_key = x.serialize_key
                                    AND e.status IN ('blocked', 'pending', 'failed')
                                    AND e.waiting_on = 0
                                    AND (e.run_at, e.id) < (x.run_at, x.id)
                                    AND in_time(e, v_now)) END AS free
-              FROM (SELECT j.ctid, m.place, j.serialize_key, j.run_at, j.id, j.status, j.yields
+              FROM (SELECT j.ctid, m.place, coalesce(j.serialize_scope, j.queue) AS scope,
+                           j.serialize_key, j.run_at, j.id, j.status, j.yields
                     FROM unnest(v_met) WITH ORDINALITY AS m (ctid, place) JOIN jobs j
                         ON j.ctid = m.ctid
                     WHERE j.status IN ('pending', 'failed')) x) y;
@@ -194,16 +227,18 @@ END $$;
 
 -- Makes the first of the jobs blocked by each of these keys claimable again, unless another job
 -- holds the key. Called by whoever has freed keys, or taken a job out of a line. p_queues and
--- p_keys are parallel. Locks the queues, in order, then one blocked job per key with SKIP LOCKED:
--- if the first is locked, no other passes it, and the key is left to apply_effects(). A caller
--- that must not wait locks no queue; jobs that a claim parks at that moment are found by
--- apply_effects(). (Whether a key is held is looked up once for each, inside: a join would read
--- all holders there are.)
+-- p_keys are parallel; p_queues: the scopes of the keys. Locks these, in order, then one blocked
+-- job per key with SKIP LOCKED: if the first is locked, no other passes it, and the key is left to
+-- apply_effects(). A caller that must not wait locks no queue; jobs that a claim parks at that
+-- moment are found by apply_effects(). (CASE keeps the planner off the index on all blocked jobs.
+-- Whether a key is held is looked up once for each, inside: a join would read all holders there
+-- are.)
 CREATE OR REPLACE FUNCTION promote(p_queues text[], p_keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_queues text[];
     v_keys   text[];
+    v_wake   text[];
 BEGIN
     PERFORM lock_queues(p_queues);
     IF no_wait() THEN
@@ -212,10 +247,11 @@ BEGIN
     WITH first AS MATERIALIZED (
         SELECT k.queue, k.key,
                (SELECT b.ctid FROM jobs b
-                WHERE b.queue = k.queue AND b.serialize_key = k.key AND b.status = 'blocked'
-                  AND b.waiting_on = 0
-                  AND in_time(b, clock())
-                  AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = k.queue
+                WHERE coalesce(b.serialize_scope, b.queue) = k.queue AND b.serialize_key = k.key
+                  AND b.status IN ('blocked', 'pending', 'failed') AND b.waiting_on = 0
+                  AND CASE WHEN b.status = 'blocked' THEN in_time(b, clock()) ELSE false END
+                  AND NOT EXISTS (SELECT FROM jobs h
+                                  WHERE coalesce(h.serialize_scope, h.queue) = k.queue
                                     AND h.serialize_key = k.key
                                   AND (h.status = 'running' OR h.status = 'failed'
                                        AND NOT h.yields))
@@ -228,11 +264,14 @@ BEGIN
         -- for the queue: see pick()
         UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()
         WHERE j.ctid = ANY (ARRAY(SELECT o.row FROM ours o))
+        RETURNING j.queue::text, j.serialize_scope
     )
-    SELECT array_agg(f.queue), array_agg(f.key) INTO v_queues, v_keys
+    SELECT array_agg(f.queue), array_agg(f.key),
+           (SELECT array_agg(m.queue) FROM moved m WHERE m.serialize_scope IS NOT NULL)
+    INTO v_queues, v_keys, v_wake
     FROM first f WHERE f.row IS NOT NULL AND f.row <> ALL (ARRAY(SELECT o.row FROM ours o));
     IF v_keys IS NOT NULL AND NOT no_wait() THEN
         PERFORM put_off(NULL, p_queues => v_queues, p_keys => v_keys);
     END IF;
-    PERFORM wake(p_queues);
+    PERFORM wake(p_queues || v_wake);
 END $$;

@@ -35,13 +35,20 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_batch IS NULL OR starts_with(p_key, p_batch::text || '/') THEN p_key
             ELSE p_batch::text || '/' || p_key END;
 
--- A key of a job of a batch becomes item_key(). A dedupe_key is free at the very instant, not only
+-- Gives a job with a serialize_key the scope of its queue. A dedupe_key of a job of a batch becomes
+-- item_key(). A dedupe_key is free at the very instant, not only
 -- after free_keys(): deletes the row that keeps NEW's key for an ended job, if its time is over.
 -- Locks that row. (CASE keeps the planner off the index on all such rows.) Every insert pays for
 -- the condition of the trigger, so that is short.
 CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF NEW.serialize_key IS NOT NULL THEN
+        NEW.serialize_scope := (SELECT q.serialize_scope FROM queues q WHERE q.name = NEW.queue);
+    END IF;
+    IF NEW.dedupe_key IS NULL THEN
+        RETURN NEW;
+    END IF;
     IF NEW.batch_id IS NOT NULL THEN
         IF char_length(item_key(NEW.batch_id, NEW.dedupe_key)) > 512 THEN
             RAISE EXCEPTION 'dedupe_key of a job of a batch must have 1 to 475 characters'
@@ -57,7 +64,8 @@ BEGIN
     RETURN NEW;
 END $$;
 CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
-    FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL) EXECUTE FUNCTION jobs_key_wanted();
+    FOR EACH ROW WHEN (NEW.dedupe_key IS NOT NULL OR NEW.serialize_key IS NOT NULL)
+        EXECUTE FUNCTION jobs_key_wanted();
 
 -- Moves a waiting job, p_job as the caller has locked it, to another due time and priority, and
 -- out of parking (a job that waits for other jobs goes on waiting). Claims that have passed its
@@ -67,6 +75,9 @@ CREATE OR REPLACE TRIGGER jobs_key_wanted BEFORE INSERT ON jobs
 -- are left to unblock().
 CREATE OR REPLACE FUNCTION move(p_job jobs, p_run_at timestamptz, p_priority int) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_scope text := coalesce(p_job.serialize_scope, p_job.queue);
+    v_queue text;
 BEGIN
     UPDATE jobs j
     SET run_at = p_run_at, priority = p_priority,
@@ -85,14 +96,18 @@ BEGIN
         UPDATE jobs j SET status = 'pending', promoted = clock_after_waiting()
         WHERE j.ctid = ANY (ARRAY(
             SELECT b.ctid FROM jobs b
-            WHERE b.queue = p_job.queue AND b.serialize_key = p_job.serialize_key
-              AND b.status = 'blocked' AND b.waiting_on = 0
-              AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = p_job.queue
+            WHERE coalesce(b.serialize_scope, b.queue) = v_scope
+              AND b.serialize_key = p_job.serialize_key
+              AND b.status IN ('blocked', 'pending', 'failed') AND b.waiting_on = 0
+              AND CASE WHEN b.status = 'blocked' THEN true ELSE false END  -- see promote()
+              AND NOT EXISTS (SELECT FROM jobs h
+                              WHERE coalesce(h.serialize_scope, h.queue) = v_scope
                                 AND h.serialize_key = p_job.serialize_key
                               AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields))
-            ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED));
+            ORDER BY b.run_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED))
+        RETURNING j.queue INTO v_queue;
         IF FOUND THEN
-            PERFORM wake(ARRAY[p_job.queue::text]);
+            PERFORM wake(ARRAY[v_queue]);
         END IF;
     END IF;
 END $$;

@@ -77,7 +77,8 @@ BEGIN
         RETURNING j.id, j.run_at, j.created_at, j.started_at, j.failed_at, j.occurrence, j.batch_id,
                   j.priority, j.attempts, j.failures, j.max_attempts, j.worker_id, j.queue, j.kind,
                   j.payload, j.meta, j.error, j.errors, j.dedupe_key, j.dedupe_until,
-                  j.serialize_key, j.limit_key, j.schedule, j.expires_at, s.result, s.began_ago_s
+                  j.serialize_key, j.serialize_scope, j.limit_key, j.schedule, j.expires_at,
+                  s.result, s.began_ago_s
     ), settings AS MATERIALIZED (  -- of their queues, of which there may be thousands
         SELECT q.name::text, q.keep_s, q.limited FROM queues q
         WHERE q.name = ANY (ARRAY(SELECT DISTINCT d.queue::text FROM done d))
@@ -98,7 +99,8 @@ BEGIN
         FROM done d WHERE d.queue <> ALL (ARRAY(SELECT q.name FROM settings q WHERE q.keep_s = 0))
     )
     SELECT array_agg(d.id), array_agg(d.schedule) FILTER (WHERE d.schedule IS NOT NULL),
-           array_agg(d.queue::text) FILTER (WHERE d.serialize_key IS NOT NULL),
+           array_agg(coalesce(d.serialize_scope, d.queue)::text)
+               FILTER (WHERE d.serialize_key IS NOT NULL),
            array_agg(d.serialize_key::text) FILTER (WHERE d.serialize_key IS NOT NULL),
            array_agg(d.queue::text)
                FILTER (WHERE d.queue = ANY (ARRAY(SELECT q.name FROM settings q WHERE q.limited))),
@@ -186,6 +188,7 @@ BEGIN
           AND (p_worker IS NULL OR j.worker_id = p_worker
                AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         RETURNING j.id, j.status, j.schedule, j.cancel_requested_at, j.queue, j.batch_id,
+                  coalesce(j.serialize_scope, j.queue)::text AS scope,
                   CASE WHEN j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL
                        -- now or when it is cancelled below: see lock_queues()
                        THEN j.serialize_key END AS freed_key
@@ -193,7 +196,7 @@ BEGIN
     SELECT array_agg(e.id), array_agg(e.status::text),
            array_agg(e.id) FILTER (WHERE e.status = 'failed' AND e.cancel_requested_at IS NOT NULL),
            array_agg(e.schedule) FILTER (WHERE e.schedule IS NOT NULL),
-           array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
+           array_agg(e.scope) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (ARRAY(
                SELECT q.name::text FROM queues q WHERE q.limited
@@ -262,6 +265,7 @@ BEGIN
           AND (p_worker IS NULL OR j.worker_id = p_worker
                AND NOT EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token <> p_token))
         RETURNING j.id, j.queue, j.run_at, s.delay_s, j.cancel_requested_at, j.status,
+                  coalesce(j.serialize_scope, j.queue)::text AS scope,
                   CASE WHEN j.status = 'pending' OR j.cancel_requested_at IS NOT NULL
                        -- now or when it is cancelled below: see lock_queues()
                        THEN j.serialize_key END AS freed_key
@@ -270,7 +274,7 @@ BEGIN
            array_agg(e.id) FILTER (WHERE e.cancel_requested_at IS NOT NULL),
            array_agg(DISTINCT e.queue::text) FILTER (WHERE e.delay_s IS NULL),
            min(e.run_at) FILTER (WHERE e.delay_s IS NULL),
-           array_agg(e.queue::text) FILTER (WHERE e.freed_key IS NOT NULL),
+           array_agg(e.scope) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.freed_key::text) FILTER (WHERE e.freed_key IS NOT NULL),
            array_agg(e.queue::text) FILTER (WHERE e.queue = ANY (ARRAY(
                SELECT q.name::text FROM queues q WHERE q.limited
@@ -308,10 +312,11 @@ DECLARE
     v_batches uuid[];
 BEGIN
     SELECT array_agg(x.id), array_agg(x.status), array_agg(x.message),
-           array_agg(x.queue) FILTER (WHERE x.serialize_key IS NOT NULL),
+           array_agg(x.scope) FILTER (WHERE x.serialize_key IS NOT NULL),
            array_agg(x.batch_id) FILTER (WHERE x.batch_id IS NOT NULL)
     INTO v_ids, v_to, v_why, v_queues, v_batches
-    FROM (SELECT j.id, s.status, s.message, j.queue::text, j.serialize_key, j.batch_id
+    FROM (SELECT j.id, s.status, s.message, coalesce(j.serialize_scope, j.queue)::text AS scope,
+                 j.serialize_key, j.batch_id
           FROM jobs j JOIN unnest(p_ids, p_attempts, p_statuses, p_messages)
                   AS s (id, attempt, status, message)
             ON j.id = s.id

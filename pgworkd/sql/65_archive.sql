@@ -109,7 +109,8 @@ BEGIN
         WHERE q.keep_s IS DISTINCT FROM 0
     )
     SELECT array_agg(g.id),
-           array_agg(g.queue::text) FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
+           array_agg(coalesce(g.serialize_scope, g.queue)::text)
+               FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
            array_agg(g.serialize_key::text)
                FILTER (WHERE g.serialize_key IS NOT NULL AND g.waiting_on = 0),
            array_agg(g.queue::text)

@@ -161,9 +161,9 @@ BEGIN
         array_agg(e.id) FILTER (WHERE e.status = 'dead'), false,
         array_agg(ROW(e.batch_id, 'dead', false, NULL, NULL, NULL, NULL, NULL)::ended_job)
             FILTER (WHERE e.batch_id IS NOT NULL AND e.status = 'dead'),
-        array_agg(e.queue) FILTER (WHERE e.freed_key IS NOT NULL),
+        array_agg(e.scope) FILTER (WHERE e.freed_key IS NOT NULL),
         array_agg(e.freed_key) FILTER (WHERE e.freed_key IS NOT NULL), NULL)
-    FROM (SELECT j.id, j.status, j.batch_id, j.queue::text,
+    FROM (SELECT j.id, j.status, j.batch_id, coalesce(j.serialize_scope, j.queue)::text AS scope,
                  CASE WHEN j.status = 'dead' OR j.yields OR j.cancel_requested_at IS NOT NULL
                       THEN j.serialize_key::text END AS freed_key  -- those are cancelled below
           FROM jobs j WHERE j.id = ANY (p_ids)) e;

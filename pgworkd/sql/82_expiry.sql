@@ -75,37 +75,42 @@ BEGIN
 END $$;
 
 -- Of the next p_most serialize_keys after (p_queue, p_key) with blocked jobs: those that no job
--- holds, although the first in line is blocked. `last_queue` and `last_key`: where to go on; NULL:
--- there are no more. Reads one blocked job per key. Locks nothing.
+-- holds, although the first in line is blocked; `queues`: their scopes. `last_queue` and
+-- `last_key`: where to go on; NULL: there are no more. Reads one blocked job per key. Locks
+-- nothing.
 CREATE OR REPLACE FUNCTION stuck_lines(p_queue text, p_key text, p_most int, OUT queues text[],
                                        OUT keys text[], OUT last_queue text, OUT last_key text)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     WITH RECURSIVE lines AS (
-        (SELECT j.queue::text AS queue, j.serialize_key::text AS key, 1 AS place FROM jobs j
+        (SELECT j.queue::text AS queue, coalesce(j.serialize_scope, j.queue)::text AS scope,
+                j.serialize_key::text AS key, 1 AS place FROM jobs j
          WHERE j.status = 'blocked' AND j.waiting_on = 0
            AND (j.queue, j.serialize_key) > (p_queue, p_key)
          ORDER BY j.queue, j.serialize_key LIMIT 1)
         UNION ALL
-        SELECT n.queue, n.key, l.place + 1 FROM lines l CROSS JOIN LATERAL (
-            SELECT j.queue::text AS queue, j.serialize_key::text AS key FROM jobs j
+        SELECT n.queue, n.scope, n.key, l.place + 1 FROM lines l CROSS JOIN LATERAL (
+            SELECT j.queue::text AS queue, coalesce(j.serialize_scope, j.queue)::text AS scope,
+                   j.serialize_key::text AS key FROM jobs j
             WHERE j.status = 'blocked' AND j.waiting_on = 0
               AND (j.queue, j.serialize_key) > (l.queue, l.key)
             ORDER BY j.queue, j.serialize_key LIMIT 1) n
         WHERE l.place < p_most
     ), looked AS (
-        SELECT l.queue, l.key, l.place,
-               (SELECT j.status FROM jobs j WHERE j.queue = l.queue AND j.serialize_key = l.key
+        SELECT l.queue, l.scope, l.key, l.place,
+               (SELECT j.status FROM jobs j
+                WHERE coalesce(j.serialize_scope, j.queue) = l.scope AND j.serialize_key = l.key
                 AND j.status IN ('blocked', 'pending', 'failed') AND j.waiting_on = 0
                 AND in_time(j, clock())
                 ORDER BY j.run_at, j.id LIMIT 1) = 'blocked'
-               AND NOT EXISTS (SELECT FROM jobs h WHERE h.queue = l.queue
+               AND NOT EXISTS (SELECT FROM jobs h
+                               WHERE coalesce(h.serialize_scope, h.queue) = l.scope
                                  AND h.serialize_key = l.key
                                AND (h.status = 'running' OR h.status = 'failed'
                                     AND NOT h.yields)) AS stuck
         FROM lines l
     )
-    SELECT array_agg(l.queue) FILTER (WHERE l.stuck), array_agg(l.key) FILTER (WHERE l.stuck),
+    SELECT array_agg(l.scope) FILTER (WHERE l.stuck), array_agg(l.key) FILTER (WHERE l.stuck),
            max(l.queue) FILTER (WHERE l.place = p_most), max(l.key) FILTER (WHERE l.place = p_most)
     INTO queues, keys, last_queue, last_key FROM looked l;
 END $$;

@@ -196,8 +196,8 @@ BEGIN
     END IF;
     IF v_new.run_at <> v_old.run_at AND v_new.serialize_key IS NOT NULL THEN
         v_was := set_no_wait('on');  -- as in cancel()
-        PERFORM promote(ARRAY[v_new.queue::text], ARRAY[v_new.serialize_key::text]),
-            set_no_wait(v_was);
+        PERFORM promote(ARRAY[coalesce(v_new.serialize_scope, v_new.queue)::text],
+                        ARRAY[v_new.serialize_key::text]), set_no_wait(v_was);
     END IF;
     RETURN differing(v_after, v_before);
 END $$;
@@ -324,8 +324,8 @@ BEGIN
                        LIMIT 10001);
     ELSIF p_queue IS NOT NULL AND p_key IS NOT NULL THEN
         v_few := ARRAY(SELECT k.id FROM (
-            SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.serialize_key = p_key
-                AND j.waiting_on = 0
+            SELECT j.id FROM jobs j WHERE coalesce(j.serialize_scope, j.queue) = scope_of(p_queue)
+                AND j.serialize_key = p_key AND j.queue = p_queue AND j.waiting_on = 0
               AND j.status IN ('blocked', 'pending', 'failed')
             UNION ALL
             SELECT j.id FROM jobs j WHERE j.queue = p_queue AND j.waiting_on > 0

@@ -71,6 +71,7 @@ BEGIN
                 note_endpoint of_key
                 overdue_jobs park pause_endpoint percentile places_after presume_dead
                 promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
+                queue_rescoped scope_of
                 queues_audit queues_changed raise_kept rate_allowance rates_follow refuse
                 refuse_claims remove_endpoint remove_schedule report_refused rescue rescue_jobs
                 restore_these retire_schedules retry_delay_s roll_up schedules_audit

@@ -155,7 +155,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.claim, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,
     pgworkd.is_within, pgworkd.is_since, pgworkd.is_later, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at, pgworkd.in_time,
     pgworkd.no_wait, pgworkd.set_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
-    pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
+    pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.scope_of, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.pick_suspect, pgworkd.starts, pgworkd.keyed_behind,
     pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys, pgworkd.kinds_waiting,
     pgworkd.due_keys, pgworkd.running_in, pgworkd.by_turn,

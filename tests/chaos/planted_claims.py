@@ -156,4 +156,28 @@ BUGS = (
         "    IF p_lease_s",
         tests=_ONE,
     ),
+    sql(
+        "a claim locks its queue alone, and not the scope of its keys",
+        "        IF v_scope IS NULL THEN\n",
+        "        IF true THEN\n",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
+        "a key of a scope is handed on in silence",
+        "    PERFORM wake(p_queues || v_wake);",
+        "    PERFORM wake(p_queues);",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
+        "the scope of a queue may change under its jobs",
+        "WHEN (NEW.serialize_scope IS DISTINCT FROM OLD.serialize_scope)",
+        "WHEN (false)",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
+        "a job that ends hands the key of its scope on in its queue",
+        "array_agg(coalesce(d.serialize_scope, d.queue)::text)",
+        "array_agg(d.queue::text)",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
 )

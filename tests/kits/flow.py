@@ -19,7 +19,7 @@ from tests.kits.verbs import Db, claim, complete
 
 HOLDERS = """SELECT count(*) FROM pgworkd.jobs
     WHERE serialize_key IS NOT NULL AND (status = 'running' OR status = 'failed' AND NOT yields)
-    GROUP BY queue, serialize_key HAVING count(*) > 1"""
+    GROUP BY coalesce(serialize_scope, queue), serialize_key HAVING count(*) > 1"""
 """A row for each serialize_key that is held by two jobs."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -41,7 +42,8 @@ ORDER = """
     CREATE FUNCTION public.in_order() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         IF EXISTS (SELECT FROM pgworkd.jobs e
-                   WHERE e.queue = NEW.queue AND e.serialize_key = NEW.serialize_key
+                   WHERE coalesce(e.serialize_scope, e.queue) = coalesce(NEW.serialize_scope, NEW.queue)
+                     AND e.serialize_key = NEW.serialize_key
                      AND e.status IN ('blocked', 'pending', 'failed') AND (e.run_at, e.id) < (NEW.run_at, NEW.id)
                      AND (e.expires_at IS NULL OR e.expires_at > pgworkd.clock() OR e.begun > 0)) THEN
             RAISE EXCEPTION 'job % overtakes', NEW.id;
@@ -59,22 +61,31 @@ EMPTY = """TRUNCATE pgworkd.jobs, pgworkd.finished_jobs, pgworkd.pending_effects
 RUNNING = "SELECT id, attempts FROM pgworkd.jobs WHERE status = 'running' ORDER BY id"
 WAITING = "SELECT id FROM pgworkd.jobs WHERE status IN ('blocked', 'pending', 'failed', 'dead') ORDER BY run_at, id"
 COUNTS = """SELECT coalesce(limit_key, '') AS key, count(*)::int AS n
-    FROM pgworkd.jobs WHERE status = 'running' GROUP BY limit_key"""
+    FROM pgworkd.jobs WHERE status = 'running' AND queue = 'q' GROUP BY limit_key"""
 
 
 class FlowWorld(World):
-    """One queue, its keys and limits."""
+    """Queues, their keys and limits: one, or two whose keys are those of one scope."""
 
     setup = AUDIT + ORDER
     empty = EMPTY
 
     async def plant(self, *how: Any) -> None:
         """Sets the limits."""
-        (limits,) = how
+        limits, self.scopes = how
         self.limits: dict[str, Any] = {}
         self.hand = False
         self._bounds: dict[str, int] = {}
         await self._set(limits)
+        for queue, scope in self.scopes.items():
+            await self.observer.execute(
+                "SELECT pgworkd.set_queue($1, $2)", queue, json.dumps({"serialize_scope": scope})
+            )
+
+    def _queue(self, which: float) -> str:
+        """One of the queues."""
+        names = list(self.scopes) or ["q"]
+        return names[int(which * 1000) % len(names)]
 
     async def call(self, step: Step, db: Db) -> Callable[[], Awaitable[Any]] | None:
         worker_id = self.workers[step.session % 2]
@@ -86,8 +97,8 @@ class FlowWorld(World):
             case "insert":
                 return lambda: self._insert(db, step)
             case "claim":
-                some_of = "SELECT * FROM pgworkd.claim($1, 'q', $2)"
-                return lambda: db.fetch(some_of, worker_id, 1 + int(step.which * 4))
+                some_of = "SELECT * FROM pgworkd.claim($1, $2, $3)"
+                return lambda: db.fetch(some_of, worker_id, self._queue(step.which), 1 + int(step.which * 4))
             case "cancel" | "retry" | "edit" if one_of_all is not None:
                 return lambda: self._operate(step, db, one_of_all)
             case "tick":
@@ -113,13 +124,14 @@ class FlowWorld(World):
         for number in range(1 + int(step.which * 3)):
             await db.execute(
                 "INSERT INTO pgworkd.jobs (queue, serialize_key, limit_key, priority, run_at, yields, expires_at)"
-                " VALUES ('q', $1, $2, $3, $4, $5, $6)",
+                " VALUES ($7, $1, $2, $3, $4, $5, $6)",
                 serialize_key,
                 limit_key,
                 number - 1,
                 at(self.now + (0.0, -5.0, 0.5)[int(step.which * 9) % 3]),
                 step.which > 0.8,
                 at(self.now + 3) if 0.4 < step.which < 0.5 else None,
+                self._queue(step.which + number / 1000),
             )
 
     def _operate(self, step: Step, db: Db, job_id: uuid.UUID) -> Awaitable[Any]:
@@ -201,7 +213,8 @@ class FlowWorld(World):
             await db.execute("SELECT pgworkd.expire(), pgworkd.apply_effects()")  # which expire() may leave to it
             running = await db.fetch(RUNNING)
             await end(db, [row["id"] for row in running], [row["attempts"] for row in running])
-            await db.fetch("SELECT * FROM pgworkd.claim($1, 'q', 3)", self.workers[0])
+            for queue in self.scopes or ["q"]:
+                await db.fetch("SELECT * FROM pgworkd.claim($1, $2, 3)", self.workers[0], queue)
             await self.check()
             if not await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status <> 'dead'"):
                 break
@@ -242,13 +255,28 @@ def steps(whats: list[str], keys: list[str]) -> st.SearchStrategy[list[Step]]:
     return st.builds(lambda head, tail: head + tail, heads, tails)
 
 
-def _holds(server_dsn: str, whats: list[str], keys: list[str], limits: dict[str, Any]) -> None:
+def _holds(
+    server_dsn: str,
+    whats: list[str],
+    keys: list[str],
+    limits: dict[str, Any],
+    scopes: dict[str, str | None] | None = None,
+) -> None:
     with playing(server_dsn, FlowWorld) as play:
-        QUICK(given(steps=steps(whats, keys))(lambda steps: play(steps, limits)))()
+        QUICK(given(steps=steps(whats, keys))(lambda steps: play(steps, limits, scopes or {})))()
 
 
 def test_jobs_of_a_serialize_key_run_one_at_a_time_in_order_and_none_is_stuck(server_dsn: str) -> None:
     _holds(server_dsn, PLAIN + SETTLES, ["a-", "a-", "b-", "--"], {})
+
+
+@pytest.mark.parametrize("scopes", [{"q": "both", "r": "both"}, {"q": None, "r": "q"}])
+@pytest.mark.parametrize("more", [[], ["edit", "edit"], ["limits"]], ids=["runs", "edits", "limits"])
+def test_jobs_of_a_scope_run_one_at_a_time_in_order_over_its_queues(
+    server_dsn: str, scopes: dict[str, str | None], more: list[str]
+) -> None:
+    limits = {"max_running": 3} if more == ["limits"] else {}
+    _holds(server_dsn, PLAIN + SETTLES + more, ["a-", "a-", "b-", "--"], limits, scopes)
 
 
 def test_keys_whose_jobs_are_edited_make_progress(server_dsn: str) -> None:

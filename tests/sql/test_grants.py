@@ -16,8 +16,8 @@ from tests.kits.verbs import Db
 NOBODY = """
 additions_checked batch_created batch_moved batch_sealed check_callback check_dependencies dependencies_added
 enter_batch is_ours job_added jobs_inserted jobs_key_wanted move queue_dated queue_rerouted queues_audit queues_changed
-rates_follow schedule_changed schedule_ended schedules_audit schedules_notify stream_created mend_sequences forget_audit
-forget_calls forget_kept forget_tokens forget_undated
+rates_follow queue_rescoped schedule_changed schedule_ended schedules_audit schedules_notify stream_created
+mend_sequences forget_audit forget_calls forget_kept forget_tokens forget_undated
 """
 """Called by triggers and by functions that run as the owner."""
 FUNCTIONS = {
@@ -47,7 +47,7 @@ FUNCTIONS = {
         report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
         apply_frees restore_occurrences done_of fail_schedule fold follow forget_rows free_batch_key free_key
         free_keys after_ended heartbeat in_order in_time is_awaited keep_keys keyed_behind key_allowance
-        key_has_room key_is_free lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
+        key_has_room key_is_free scope_of lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
         mend_dependencies first_run_at next_due notify_pools of_key pass_on payloads pick pick_suspect places_after
         promote prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until

@@ -38,7 +38,12 @@ BEGIN
         END IF;
     END IF;
     ALTER TABLE IF EXISTS queues ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
-        ADD COLUMN IF NOT EXISTS timeout_s period_s;
+        ADD COLUMN IF NOT EXISTS timeout_s period_s,
+        ADD COLUMN IF NOT EXISTS serialize_scope name_text;
+    -- Keys may be those of several queues: indexes are made anew, a trigger and a function changed.
+    DROP INDEX IF EXISTS jobs_serialize, jobs_line;
+    DROP FUNCTION IF EXISTS key_is_free(text, text, boolean, timestamptz, uuid);
+    ALTER TABLE IF EXISTS jobs ADD COLUMN IF NOT EXISTS serialize_scope name_text;
     ALTER TABLE IF EXISTS batches
         ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
         ADD COLUMN IF NOT EXISTS meta payload_object;
@@ -90,6 +95,7 @@ BEGIN
                          ('delete_batch', 'of_finished_tree'), ('new_id', 'payload_key'),
                          ('claim_for', 'claim_one'), ('claim', 'may_run_suspect'),
                          ('new_id', 'item_key'),
+                         ('wake', 'queue_rescoped'), ('wake', 'scope_of'),
                          ('count_deaths', 'next_alert_s'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);

@@ -68,10 +68,10 @@ async def contents(db: Db) -> dict[str, list[Any]]:
 
 _ADDED = {
     *(("workers", name) for name in ("kind", "requested", "rules")),
-    *(("jobs", name) for name in ("lease_s", "begun", "claim_id", "listed")),
+    *(("jobs", name) for name in ("lease_s", "begun", "claim_id", "listed", "serialize_scope")),
     ("queues", "endpoint"),
     *(("batches", name) for name in ("max_attempts", "meta")),
-    *(("queues", name) for name in ("max_attempts", "timeout_s")),
+    *(("queues", name) for name in ("max_attempts", "timeout_s", "serialize_scope")),
 }
 _RENAMED = {"asleep": "idle", "unless": "on_failed_dependency"}
 TOKEN = "11111111-2222-4333-8444-555555555555"

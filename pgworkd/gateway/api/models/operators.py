@@ -93,6 +93,7 @@ class QueueSettings(Model, optional=COLUMN_TYPES):
     """Settings of a queue for all daemons, named as the columns of `queues`; null: what the code says."""
 
     endpoint: Name | None = Field(None, description="Its jobs are pushed there")
+    serialize_scope: Name | None = Field(None, description="Its serialize keys are those of all queues of this scope")
 
 
 class PauseIn(Model):

@@ -63,6 +63,8 @@ async def set_queue(request: Request, queue: PathName, settings: QueueSettings) 
         raise Problem("invalid", "nothing to change: give a setting, such as concurrency")
     if "endpoint" in changes:  # it says where jobs are sent, signed with a secret that is not the caller's
         need(request, "admin")
+    if settings.serialize_scope is not None:  # its jobs would wait for those of others, and these for them
+        need(request, "operate", settings.serialize_scope)
     async with gateway_of(request).admin(access.name) as admin:
         await admin.queues.set(queue, changes)
         return Json(await _queue(admin, queue, is_known=True))
