@@ -94,8 +94,8 @@ BEGIN
                          ('count_deaths', 'is_since'), ('count_deaths', 'is_later'),
                          ('delete_batch', 'of_finished_tree'), ('new_id', 'payload_key'),
                          ('claim_for', 'claim_one'), ('claim', 'may_run_suspect'),
-                         ('new_id', 'item_key'),
-                         ('wake', 'queue_rescoped'), ('wake', 'scope_of'),
+                         ('new_id', 'item_key'), ('queues_changed', 'queue_rescoped'),
+                         ('wake', 'scope_of'),
                          ('count_deaths', 'next_alert_s'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
