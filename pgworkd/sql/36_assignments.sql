@@ -155,8 +155,8 @@ END $$;
 -- in how many seconds to ask again, where that is known; `waits_for`: the job that it waits for by
 -- its key, or up to ten on which it depends. With p_lease_s the attempt runs under
 -- p_standing and p_assignment, as by claim_for(). Raises PW001 if the worker's lease is gone. Locks
--- the worker's row FOR KEY SHARE, the queue where keys or limits count, the job with SKIP LOCKED,
--- then as claim() and hand_over().
+-- the worker's row FOR KEY SHARE, the queue and its scope where keys or limits count, the job with
+-- SKIP LOCKED, then as claim() and hand_over().
 CREATE OR REPLACE FUNCTION claim_one(p_worker int, p_token uuid, p_queue text, p_id uuid,
                                      p_kinds text[] DEFAULT '{}', p_budgets int[] DEFAULT '{}',
                                      p_claim_id int DEFAULT NULL, p_lease_s real DEFAULT NULL,
@@ -170,17 +170,19 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_job   jobs;
     v_queue queues;
+    v_scope text;  -- of its serialize_key
     v_now   timestamptz;
     v_room  int;
 BEGIN
     PERFORM FROM workers w WHERE w.id = p_worker FOR KEY SHARE;  -- before the queue, as claim()
     SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
-    PERFORM lock_queue(j.queue::text) FROM jobs j
-    WHERE j.id = p_id AND j.queue = p_queue
+    PERFORM lock_queues(ARRAY[p_queue, coalesce(v_queue.serialize_scope, p_queue)::text])
+    FROM jobs j WHERE j.id = p_id AND j.queue = p_queue
       AND (v_queue.limited OR j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
     SELECT clock_after_waiting() INTO v_now;  -- as claim(), once it has the lock
     SELECT * INTO v_job FROM jobs j WHERE j.id = p_id AND j.queue = p_queue FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND THEN
+    v_scope := coalesce(v_job.serialize_scope, p_queue);
+    IF v_job.id IS NULL THEN
         why := CASE WHEN EXISTS (SELECT FROM jobs j WHERE j.id = p_id AND j.queue = p_queue)
                     THEN 'locked' ELSE 'unknown' END;
     ELSIF v_job.status NOT IN ('pending', 'failed') THEN
@@ -195,7 +197,7 @@ BEGIN
         why := 'paused';
         again_s := CASE WHEN isfinite(v_queue.paused_until)
                         THEN date_part('epoch', v_queue.paused_until - v_now) END;
-    ELSIF NOT key_is_free(p_queue, v_job.serialize_key, v_job.status = 'failed'
+    ELSIF NOT key_is_free(v_scope, v_job.serialize_key, v_job.status = 'failed'
                           AND NOT v_job.yields, v_job.run_at, p_id) THEN
         why := 'key';
     ELSIF v_job.losses > 1 AND NOT may_run_suspect(p_worker) THEN
@@ -208,12 +210,16 @@ BEGIN
     END IF;
     IF why IS NOT NULL THEN
         waits_for := CASE
-            WHEN why IN ('blocked', 'key') AND v_job.waiting_on = 0 THEN ARRAY(
-                SELECT h.id FROM jobs h
-                WHERE h.queue = p_queue AND h.serialize_key = v_job.serialize_key
-                  AND h.waiting_on = 0 AND h.id <> p_id AND h.status <> 'completed'
-                ORDER BY NOT (h.status = 'running' OR h.status = 'failed' AND NOT h.yields),
-                         h.run_at, h.id LIMIT 1)
+            WHEN why IN ('blocked', 'key') AND v_job.waiting_on = 0 THEN ARRAY[coalesce(
+                (SELECT h.id FROM jobs h
+                 WHERE coalesce(h.serialize_scope, h.queue) = v_scope
+                   AND h.serialize_key = v_job.serialize_key AND h.id <> p_id
+                   AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields)),
+                (SELECT e.id FROM jobs e
+                 WHERE coalesce(e.serialize_scope, e.queue) = v_scope
+                   AND e.serialize_key = v_job.serialize_key AND e.id <> p_id AND e.waiting_on = 0
+                   AND e.status IN ('blocked', 'pending', 'failed')
+                 ORDER BY e.run_at, e.id LIMIT 1))]
             WHEN why = 'blocked' THEN ARRAY(
                 SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_id
                 ORDER BY d.depends_on LIMIT 10) END;

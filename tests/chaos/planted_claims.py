@@ -134,8 +134,8 @@ BUGS = (
     ),
     sql(
         "a claim by id passes others in the line of its key",
-        "    ELSIF NOT key_is_free(p_queue, v_job.serialize_key, v_job.status",
-        "    ELSIF false AND NOT key_is_free(p_queue, v_job.serialize_key, v_job.status",
+        "    ELSIF NOT key_is_free(v_scope, v_job.serialize_key, v_job.status",
+        "    ELSIF false AND NOT key_is_free(v_scope, v_job.serialize_key, v_job.status",
         tests=_ONE,
     ),
     sql(

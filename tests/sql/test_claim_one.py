@@ -125,6 +125,21 @@ async def test_a_job_that_waits_for_others_says_for_which(db: Db) -> None:
     assert (await one(db, worker_id, job_id))["waits_for"] == sorted([first, second])
 
 
+async def test_a_key_of_a_scope_is_held_by_another_queue(db: Db) -> None:
+    worker_id = await v.worker(db)
+    await db.execute("INSERT INTO pgworkd.queues (name, serialize_scope) VALUES ('q', 'stage'), ('sound', 'stage')")
+    await v.one(db, "sound", serialize_key="a", run_at=v.at(-9))
+    second = await v.one(db, "sound", serialize_key="a", run_at=v.at(-5))
+    third = await v.one(db, serialize_key="a", run_at=v.at(-1))
+    await v.fail(db, await v.claim_ids(db, worker_id, 1, "sound"), permanent=True)
+    assert (await one(db, worker_id, third))["waits_for"] == [second], "and not the dead one"
+    assert await why(db, worker_id, second, "sound") is None
+    row = await one(db, worker_id, third)
+    assert (row["why"], row["waits_for"]) == ("key", [second])
+    await v.complete(db, [second])
+    assert await why(db, worker_id, third) is None
+
+
 async def test_a_job_that_is_nowhere_or_elsewhere_is_unknown(db: Db) -> None:
     worker_id = await v.worker(db)
     assert await why(db, worker_id, uuid.uuid4()) == "unknown"
