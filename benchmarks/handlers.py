@@ -28,6 +28,12 @@ async def bench(payload: dict[str, Any]) -> None:
     _tally.called()
 
 
+@app.handler("own", concurrency=10, transaction=True)
+async def own(payload: dict[str, Any]) -> None:
+    """Counts the call, in the transaction that has claimed the job."""
+    _tally.called()
+
+
 @app.handler("nap", concurrency=10)
 async def nap(payload: dict[str, Any]) -> None:
     """Awaits 1 ms, as a fast downstream would take."""

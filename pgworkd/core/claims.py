@@ -51,6 +51,8 @@ class Claims(list[ClaimedJob]):
     """(priority, run_at): up to that run_at, only jobs of left-out kinds remain in that priority."""
     places: str | None = None
     """The `places` of the next order, where jobs have keys."""
+    own: Any = None
+    """The transaction, still open, in which the one job was claimed; None: the claim is committed."""
 
     @classmethod
     def read(cls, rows: Sequence[Sequence[Any]]) -> Claims:

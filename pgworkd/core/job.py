@@ -194,6 +194,7 @@ class Reason(enum.Enum):
     CANCEL = "cancelled on request"
     SHUTDOWN = "the daemon stops"
     FENCE = "the worker could not renew its lease"
+    LOST = "the connection was lost on whose transaction it was claimed"
     ELSEWHERE = "another worker may be free sooner"
     EXPIRED = "expired before it could start"
 

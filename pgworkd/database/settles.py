@@ -78,11 +78,18 @@ class SettleStore:
         What each ending does, and the two options, says `core.source.SettleSource`.
         """
         sql = STATEMENTS[self._of_several_workers, ending, skip_locked, deferred]
-        args = [*self._fence(settles), *_COLUMNS[ending](settles, following)]
-        if ending is Ending.FAILED:
-            return {row[0]: row[1] for row in await self._settles.fetch(sql, *args)}
-        won = await self._settles.value(sql, *args)
-        return dict.fromkeys(won, STATUSES_AFTER[ending][0])
+        rows = await self._settles.fetch(sql, *self._fence(settles), *_COLUMNS[ending](settles, following))
+        return _statuses(ending, rows)
+
+    async def settle_on(self, connection: Any, settling: Settling) -> str | None:
+        """Ends an attempt, of a job without a schedule, in the transaction that claimed it; the job's new status.
+
+        None: its claim is gone. Waits for no lock. The driver's errors pass through.
+        """
+        ending = settling.outcome.ending
+        sql = STATEMENTS[self._of_several_workers, ending, True, False]
+        rows = await connection.fetch(sql, *self._fence([settling]), *_COLUMNS[ending]([settling], ()))
+        return _statuses(ending, rows).get(settling.job_id)
 
     async def complete_on(self, connection: Any, settling: Settling, following: Sequence[Occurrence] = ()) -> bool:
         """Completes a job in the transaction of a connection of the driver; False if the attempt runs no more."""
@@ -109,6 +116,12 @@ class SettleStore:
 def fence_columns(fences: Sequence[Fence]) -> list[list[Any]]:
     """The ids, attempts, workers, tokens and nonces of these attempts, for `fenced()`."""
     return [list(column) for column in zip(*fences, strict=True)] if fences else [[], [], [], [], []]
+
+
+def _statuses(ending: Ending, rows: Sequence[Any]) -> dict[UUID, str]:
+    if ending is Ending.FAILED:
+        return {row[0]: row[1] for row in rows}
+    return dict.fromkeys(rows[0][0], STATUSES_AFTER[ending][0])
 
 
 def _completed(settles: Sequence[Settling], following: Sequence[Occurrence]) -> list[Any]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from pgworkd.core.claims import ClaimedJob, ClaimOrder, Claims
+from pgworkd.core.fence import Fence
 from pgworkd.core.job import Ending
 from pgworkd.core.origin import READ, Origin
 from pgworkd.core.registration import SESSIONS_MIN, Registration, token_of
@@ -24,6 +25,7 @@ from pgworkd.database.driver_errors import TOO_MANY, sqlstate_of
 from pgworkd.database.heartbeat_store import HeartbeatStore
 from pgworkd.database.maintenance_store import MaintenanceStore, fence
 from pgworkd.database.maintenance_store import Rescued as Rescued
+from pgworkd.database.own_transaction import OwnTransaction
 from pgworkd.database.settles import LOCK_TIMEOUT_S, SettleStore
 from pgworkd.database.signal_store import SignalStore
 from pgworkd.database.transactions import TransactionPool
@@ -34,6 +36,10 @@ _COLUMNS = ", ".join(ClaimedJob._fields)
 CLAIM = """SELECT COLUMNS FROM pgworkd.claim(CASE WHEN NOT $14 OR pgworkd.carefully() THEN $1::int END,
         $2, $3, $4, $5, $6, $7, $8, $15, $9, $10, $11, $12, $13)""".replace("COLUMNS", _COLUMNS)  # nosec B608 # names of ours
 """The statement of a claim. Its arguments are a `ClaimOrder` and the worker's token."""
+_CLAIM_OPEN = CLAIM.replace("SELECT ", "SELECT pgworkd.may_stay_open(id), ", 1)
+_CLAIM_AGAIN = """SELECT attempt FROM pgworkd.claim(CASE WHEN pgworkd.carefully(ARRAY(
+        SELECT j.id FROM pgworkd.jobs j WHERE j.id = $3 AND j.attempts = $4 - 1 AND j.status IN ('pending', 'failed')
+        FOR UPDATE)::text) THEN $1::int END, $2, 0, $6, $7, p_token => $5)"""
 REFUSE_CLAIMS = "SELECT pgworkd.refuse_claims($1, $2, $3, $4, $5, $6, $7, $12, $8, $9, $10, $11, $13, $14)"
 
 _PAYLOADS = "SELECT id, payload, meta, expired FROM pgworkd.payloads($1, $2, $3, $4, $5, $6)"
@@ -150,6 +156,31 @@ class Store(SettleStore, MaintenanceStore):
     async def claim(self, order: ClaimOrder) -> Claims:
         """Claims jobs: they are now running under this worker. Raises `WorkerLost` without a lease."""
         return Claims.read(await self._claims.fetch(CLAIM, *order, token_of(order.worker_id)))
+
+    async def claim_open(self, order: ClaimOrder) -> Claims:
+        """Claims one job at most, in a transaction of `transactions` that stays open: `Claims.own`.
+
+        None: it was committed, because the job has to be claimed before it runs. Raises as `claim` does.
+        """
+        own = await OwnTransaction.begun(self.transactions)
+        try:
+            rows = await own.fetch(_CLAIM_OPEN, *order, token_of(order.worker_id))
+            claims = Claims.read([tuple(row)[1:] for row in rows])
+            if not claims:
+                await own.leave()
+            elif rows[0][0] and claims[0].payload is not None:
+                claims.own = own
+            else:
+                await own.commit()
+        except BaseException:
+            own.abandon()
+            raise
+        return claims
+
+    async def claim_again(self, fence: Fence, queue: str, kind: str, max_attempts: int) -> None:
+        """Claims the attempt again, if its claim was rolled back and nobody else has claimed the job since."""
+        of_attempt = (fence.worker_id, queue, fence.job_id, fence.attempt, fence.token)
+        await self._settles.fetch(_CLAIM_AGAIN, *of_attempt, [kind], [max_attempts])
 
     async def refuse_claims(self, order: ClaimOrder, error: PgworkdError | None = None) -> int | None:
         """Sets aside the job that this claim takes first if it is refused, and those that follow it; how many.

@@ -33,10 +33,42 @@ def terminate(connection: Any) -> None:
         connection.terminate()
 
 
+async def commit(connection: Any, transaction: Any, committing: Callable[[], anyio.CancelScope]) -> None:
+    """Commits. Raises `OutcomeUnknown` where the answer is lost; the server's own errors pass through.
+
+    `committing` makes the shielded scope in which the answer is awaited.
+    """
+    with committing() as limit:
+        try:
+            await transaction.commit()
+        except Exception as error:
+            if is_answer(error):
+                raise
+            raise unanswered(error) from error
+    if limit.cancelled_caught:
+        terminate(connection)
+        raise unanswered(TimeoutError())
+
+
+async def roll_back(connection: Any, transaction: Any) -> None:
+    """Rolls back, to the savepoint of a nested one; a connection that does not answer soon is closed, which does so."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
+        await transaction.rollback()  # the error that led here is the one to raise
+    if limit.cancelled_caught:
+        terminate(connection)
+
+
 async def _prove(connection: Any) -> None:
     """Finds out whether the connection answers, unless it has just done so."""
     if time.monotonic() - connection.used_at_s > PROVEN_S:
         await connection.execute("SELECT 1")
+
+
+async def _begin(connection: Any) -> Any:
+    """A transaction begun on the connection."""
+    transaction = connection.transaction(isolation="read_committed")
+    await transaction.start()
+    return transaction
 
 
 class _AgedConnection(Session):
@@ -182,35 +214,37 @@ class TransactionPool:
 
     @contextlib.asynccontextmanager
     async def _transaction(self, committing: Callable[[], anyio.CancelScope]) -> AsyncIterator[Any]:
-        connection, transaction = await self._begin()
+        connection, transaction = await self._answering(_begin)
         try:
             try:
                 yield connection
             except BaseException:
-                await self._roll_back(connection, transaction)
+                await roll_back(connection, transaction)
                 raise
-            with committing() as limit:
-                try:
-                    await transaction.commit()
-                except Exception as error:
-                    if is_answer(error):
-                        raise
-                    raise unanswered(error) from error
-            if limit.cancelled_caught:
-                terminate(connection)
-                raise unanswered(TimeoutError())
+            await commit(connection, transaction, committing)
         finally:
             await self._release(connection)
 
-    async def _begin(self) -> tuple[Any, Any]:
-        """A connection with a transaction begun on it."""
+    async def take(self) -> tuple[Any, Any]:
+        """A connection, and a transaction begun on it, until `give_back` or `drop`. Waits, and raises, as `begin`."""
+        await self._free.acquire()
+        try:
+            return await self._answering(_begin)
+        except BaseException:
+            self._free.release()
+            raise
 
-        async def begun(connection: Any) -> Any:
-            transaction = connection.transaction(isolation="read_committed")
-            await transaction.start()
-            return transaction
+    async def give_back(self, connection: Any) -> None:
+        """Returns a connection that was taken, and whose transaction has ended."""
+        try:
+            await self._release(connection)
+        finally:
+            self._free.release()
 
-        return await self._answering(begun)
+    def drop(self, connection: Any) -> None:
+        """Closes a connection that was taken, at once, which rolls back."""
+        terminate(connection)
+        self._free.release()
 
     async def _answering(self, first: Callable[[Any], Awaitable[Any]]) -> tuple[Any, Any]:
         """Lends a connection, and what `first` returned on it. The first one tried may have died while it was idle."""
@@ -242,12 +276,6 @@ class TransactionPool:
             if connection.made_at_s >= self._suspect_s:
                 return connection
             terminate(connection)  # forcibly: the pool's own way to expire connections waits for a graceful close
-
-    async def _roll_back(self, connection: Any, transaction: Any) -> None:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(CUT_AFTER_S) as limit, contextlib.suppress(*BROKEN):
-            await transaction.rollback()  # the error that led here is the one to raise
-        if limit.cancelled_caught:
-            terminate(connection)
 
     async def _release(self, connection: Any) -> None:
         # The transaction has ended: a connection that cannot be reused does not concern the handler. The pool drops one

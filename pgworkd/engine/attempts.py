@@ -14,6 +14,7 @@ from pgworkd.core.fence import Fence
 from pgworkd.core.job import Job, Outcome, Reason
 from pgworkd.core.registration import token_of
 from pgworkd.core.traces import Trace
+from pgworkd.database.own_transaction import OwnTransaction
 from pgworkd.database.transactions import CUT_AFTER_S
 from pgworkd.engine.runner_task import RunScope
 
@@ -47,6 +48,10 @@ class Attempt:
     """The handler, in a thread, had been asked to end before it returned."""
     in_transaction = False
     """The handler is inside its `job.transaction()`."""
+    own: OwnTransaction | None = None
+    """The transaction in which the attempt was claimed, and ends; None: the claim is committed."""
+    status_after: str | None = None
+    """The status of the job after `own` has ended; None: the attempt is not settled there."""
     settled = False
     """The handler has completed the job itself, in its own transaction."""
     handed_over = False
@@ -69,12 +74,17 @@ class Attempt:
     delays = 0
     """How often the settle was delayed: the row was locked, or the database rejected it."""
 
-    def __init__(self, claimed: ClaimedJob, queue: str, worker_id: int | None = None) -> None:
+    def __init__(
+        self, claimed: ClaimedJob, queue: str, worker_id: int | None = None, own: OwnTransaction | None = None
+    ) -> None:
         """`worker_id`: the id under which it was claimed; the daemon may have another by now."""
         self.claimed = claimed
         self.job_id, self.number = claimed.id, claimed.attempt
         self.queue = queue
         self.worker_id = worker_id
+        if own is not None:
+            self.own = own
+            own.on_lost(lambda: self.stop(Reason.LOST))
 
     @property
     def fence(self) -> Fence:

@@ -19,7 +19,7 @@ from pgworkd.client.streams import stream_handler, stream_kind
 from pgworkd.core.backoff import Backoff
 from pgworkd.core.recurrence import MISSED_GRACE_S, Recurrence
 from pgworkd.database.signal_store import AlertRule
-from pgworkd.engine.functions import Mode, examined, name_of
+from pgworkd.engine.functions import Examined, Mode, examined, name_of
 from pgworkd.errors import UsageError
 from pgworkd.process import cpus
 
@@ -29,6 +29,7 @@ CONCURRENCY_DEFAULT = 10
 MAX_ATTEMPTS_DEFAULT = 3
 NAME_LENGTH_MAX = 200
 ANY_QUEUE = ""
+_OWN = "transaction=True of handler {!r}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,6 +69,8 @@ class Handler:
     recurrence: Recurrence | None = None
     schedule_payload: Mapping[str, Any] = field(default_factory=dict)
     wait_for_retries: bool = False
+    transaction: bool = False
+    """True for a handler whose jobs run in the transactions in which they are claimed."""
     takes_attempt: bool = False
     """True for a function of `attempt`, an `Attempt` whose payload is as it was written. It returns the `Outcome`."""
 
@@ -99,6 +102,7 @@ class Registry:
         missed_grace_s: float = MISSED_GRACE_S,
         wait_for_retries: bool = False,
         payload: Mapping[str, Any] | None = None,
+        transaction: bool = False,
     ) -> Callable[[Function], Function]:
         """Registers a function for a kind of job, in the queue of the same name unless `queue` is given.
 
@@ -111,6 +115,7 @@ class Registry:
         missed: which occurrences run that were due while no daemon ran: "skip" (none; one that starts up to
         `missed_grace_s` seconds late is not missed), "once" (one run for all of them) or "all".
         wait_for_retries: no new occurrence while the last one waits for a retry.
+        transaction: claim, run and completion of a job are one, that of `job.transaction()`; all handlers of a queue.
 
         Raises UsageError for a value out of bounds, a second handler of a kind, or an unsupported signature.
         """
@@ -118,19 +123,17 @@ class Registry:
         _check(queue if queue is not None else kind, "queue")
         _bound(concurrency, "concurrency", 1, 10_000, kind)
         _bound(max_attempts, "max_attempts", 1, 1_000, kind)
-        if isinstance(timeout_s, timedelta):
-            timeout_s = timeout_s.total_seconds()
-        _bound(timeout_s, "timeout_s", 0.001, 31_622_400, kind)
+        timeout_s = _time_limit_s(timeout_s, kind)
+        _check_transaction(kind, transaction, max_attempts, recurs=every is not None)
 
         def register(function: Function) -> Function:
             if (other := self.handlers.get(kind)) is not None:
                 raise UsageError(f"two handlers for kind {kind!r}: {name_of(other.function)} and {name_of(function)}")
-            # Annotations may name classes of the function that encloses the handler, as tests do.
-            scope = dict(sys._getframe(1).f_locals)  # noqa: SLF001
+            scope = dict(sys._getframe(1).f_locals)  # noqa: SLF001 - annotations may name what encloses the handler
             self.handlers[kind] = Handler(
                 kind,
                 queue or kind,
-                *examined(function, run_in, kind, scope),
+                *_examined(function, run_in, kind, scope, transaction=transaction),
                 concurrency=concurrency,
                 max_attempts=max_attempts,
                 timeout_s=timeout_s,
@@ -138,6 +141,7 @@ class Registry:
                 recurrence=None if every is None else Recurrence.parse(every, timezone, missed, missed_grace_s),
                 schedule_payload=payload or {},
                 wait_for_retries=wait_for_retries,
+                transaction=transaction,
             )
             return function
 
@@ -219,6 +223,19 @@ class Registry:
                 result[handler.queue] = handler.concurrency
         return result
 
+    def runs_in_claims(self, queue: str) -> bool:
+        """Whether jobs of the queue run in the transactions in which they are claimed.
+
+        Raises UsageError if that is said of some of its handlers only.
+        """
+        said = {handler.transaction: kind for kind, handler in self.handlers.items() if handler.queue == queue}
+        if len(said) > 1:
+            raise UsageError(
+                f"queue {queue!r} has handlers with transaction=True ({said[True]!r}) and without ({said[False]!r}): "
+                "a claim does not know what it takes; give one of them a queue of its own"
+            )
+        return True in said
+
     def slots(self, queues: Mapping[str, int | None] | None) -> dict[str, int]:
         """The concurrency of each of these queues (None: the handlers' own); of all when none is named.
 
@@ -227,6 +244,8 @@ class Registry:
         known = self.queues()
         if not known:
             raise UsageError("the app has no handlers: register one with @app.handler(...)")
+        for queue in known:
+            self.runs_in_claims(queue)
         for queue in queues or ():
             if queue not in known:
                 raise UsageError(f"no handler serves queue {queue!r}; the app knows: {', '.join(sorted(known))}")
@@ -238,6 +257,38 @@ def _check(name: object, what: str) -> None:
     if not sound or any("\ud800" <= character <= "\udfff" for character in str(name)):
         raise UsageError(
             f"{what} {name!r}: give a name of 1 to {NAME_LENGTH_MAX} characters, without NUL and lone surrogates"
+        )
+
+
+def _time_limit_s(timeout_s: float | timedelta | None, kind: str) -> float | None:
+    seconds = timeout_s.total_seconds() if isinstance(timeout_s, timedelta) else timeout_s
+    _bound(seconds, "timeout_s", 0.001, 31_622_400, kind)
+    return seconds
+
+
+def _examined(
+    function: Callable[..., Any], run_in: Mode | None, kind: str, scope: dict[str, Any], *, transaction: bool
+) -> Examined:
+    found = examined(function, run_in, kind, scope)
+    if transaction and found.mode != "loop":
+        raise UsageError(f"{_OWN.format(kind)} needs an `async def`, in the event loop: {name_of(function)}")
+    return found
+
+
+def _check_transaction(kind: str, transaction: object, max_attempts: int, *, recurs: bool) -> None:
+    if not isinstance(transaction, bool):
+        raise UsageError(f"transaction of handler {kind!r} is {transaction!r}: give True or False")
+    if not transaction:
+        return
+    if max_attempts == 1:
+        raise UsageError(
+            f"{_OWN.format(kind)} does not go with max_attempts=1: a run that its process does not survive leaves no "
+            "trace, so the job would run again; leave out one of them"
+        )
+    if recurs:
+        raise UsageError(
+            f"{_OWN.format(kind)} does not go with `every`: changes of the schedule would wait for its runs; leave out "
+            "one of them, and use job.transaction()"
         )
 
 

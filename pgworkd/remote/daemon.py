@@ -126,9 +126,12 @@ class RemoteDaemon(Daemon):
     """A daemon that works through a gateway. Of the options, those for its database have no effect."""
 
     def __init__(self, app: Registry, options: DaemonOptions, gateway: GatewayAddress, **more: Any) -> None:
-        """`more`: as for `Daemon`. Raises UsageError for an app with alerts."""
+        """`more`: as for `Daemon`. Raises UsageError for an app with alerts, or handlers with transaction=True."""
         if app.alert_rules:
             raise UsageError(f"app.alert {NO_DATABASE}")
+        for handler in app.handlers.values():
+            if handler.transaction:
+                raise UsageError(f"transaction=True of handler {handler.kind!r} {NO_DATABASE}")
         self._gateway = gateway
         super().__init__(app, options, **more)
 

@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     command_timeout_s: float = Field(
         10, ge=1, le=60, description="Seconds that one statement may take; less than lease_s / 2"
     )
-    transactions_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for job.transaction()")
+    transactions_max: int = Field(20, ge=1, le=500, description="Maximum number of connections for jobs' transactions")
     keep_days: int = Field(
         7, ge=1, le=3650, description="Days for which finished jobs are kept; the fewest of all daemons and gateways"
     )

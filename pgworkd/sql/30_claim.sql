@@ -192,6 +192,7 @@ BEGIN
         ELSE
             PERFORM lock_queues(ARRAY[p_queue, v_scope]);
         END IF;
+        PERFORM set_config('pgworkd.queue_locked', 'on', true);
         -- otherwise all that waited would be charged to the time at which they began to wait
         v_now := clock_after_waiting();
     END IF;
@@ -313,6 +314,21 @@ BEGIN
     FOREACH priority IN ARRAY v_passed LOOP
         RETURN NEXT;
     END LOOP;
+END $$;
+
+-- True if the transaction that has just claimed this job may stay open until it has run. Not if
+-- other claims wait for it, as it has locked the queue; nor if others may wait for the row: who
+-- inserts the dedupe_key again, or changes the schedule. Nor if the run must be counted even if the
+-- worker does not survive it: of a job that may run only once, or was lost before, and by a worker
+-- that is younger than its lease: so a job that kills its worker is soon found. Locks nothing.
+CREATE OR REPLACE FUNCTION may_stay_open(p_id uuid) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN current_setting('pgworkd.queue_locked', true) IS DISTINCT FROM 'on' AND EXISTS (
+        SELECT FROM jobs j JOIN workers w ON w.id = j.worker_id
+        WHERE j.id = p_id AND j.losses = 0 AND coalesce(j.max_attempts, 3) > 1
+          AND num_nonnulls(j.dedupe_key, j.serialize_key, j.limit_key, j.schedule, j.expires_at) = 0
+          AND w.started_at <= clock() - make_interval(secs => w.lease_s));
 END $$;
 
 -- Payload and meta of running attempts whose claim did not return them, in the order given, up to

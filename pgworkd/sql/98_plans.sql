@@ -66,9 +66,9 @@ BEGIN
                 forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
                 give_back had_time heartbeat hold_queues in_parts is_origin job_added
                 jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
-                known_pools live_gateways lock_queues lock_trees_of make_alerts mend_sequences
-                missed_since mute_errors next_alert_s next_priority note_alert note_deaths
-                note_endpoint of_key
+                known_pools live_gateways lock_queues lock_trees_of make_alerts may_stay_open
+                mend_sequences missed_since mute_errors next_alert_s next_priority note_alert
+                note_deaths note_endpoint of_key
                 overdue_jobs park pause_endpoint percentile places_after presume_dead
                 promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
                 queue_rescoped scope_of

@@ -152,7 +152,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.belong, pgworkd.adopt, pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
     pgworkd.live_gateways, pgworkd.had_time, pgworkd.standing_worker, pgworkd.heartbeats, pgworkd.abandon, pgworkd.ask_worker,
     pgworkd.claim_for, pgworkd.claim_one, pgworkd.may_run_suspect, pgworkd.deadline, pgworkd.hand_over, pgworkd.fenced, pgworkd.extend, pgworkd.list_held, pgworkd.take_back, pgworkd.fail_overdue, pgworkd.overdue_jobs, pgworkd.retry_delay_s,
-    pgworkd.claim, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,
+    pgworkd.claim, pgworkd.may_stay_open, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,
     pgworkd.is_within, pgworkd.is_since, pgworkd.is_later, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at, pgworkd.in_time,
     pgworkd.no_wait, pgworkd.set_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
     pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.key_is_free, pgworkd.scope_of, pgworkd.burst, pgworkd.spent_until, pgworkd.rate_allowance, pgworkd.allowance,

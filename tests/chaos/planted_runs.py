@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import python
+from tests.chaos.bug import python, sql
 
 BUGS = (
     python(
@@ -193,5 +193,44 @@ BUGS = (
         "        requests_log.setLevel(logging.WARNING)\n",
         "        requests_log.setLevel(logging.INFO)\n",
         tests="tests/http/test_remote_daemon_start.py",
+    ),
+    sql(
+        "a claim that has locked its queue stays open while its job runs",
+        "    RETURN current_setting('pgworkd.queue_locked', true) IS DISTINCT FROM 'on' AND EXISTS (\n",
+        "    RETURN EXISTS (\n",
+        tests="tests/engine/test_own_pools.py",
+    ),
+    sql(
+        "a young worker, too, claims and runs in one transaction",
+        "          AND w.started_at <= clock() - make_interval(secs => w.lease_s));\n",
+        "          );\n",
+        tests="tests/stories/test_14_one_transaction.py",
+    ),
+    sql(
+        "a job that may run only once runs in the transaction that claims it",
+        " AND j.losses = 0 AND coalesce(j.max_attempts, 3) > 1\n",
+        " AND j.losses = 0\n",
+        tests="tests/engine/test_own_pools.py",
+    ),
+    python(
+        "what a run has written before it raised is committed with its failure",
+        "database/own_transaction",
+        "                await roll_back(self._connection, point)\n",
+        "",
+        tests="tests/engine/test_own_transactions.py",
+    ),
+    python(
+        "a failure is not counted if the transaction of its claim is lost",
+        "engine/run/own_runner",
+        "            if attempt.reason in (None, Reason.TIMEOUT, Reason.LOST):",
+        "            if False:",
+        tests="tests/engine/test_own_transactions.py",
+    ),
+    python(
+        "a job that was claimed and has not begun stays locked",
+        "engine/settle/settler",
+        "            attempt.own.abandon()\n",
+        "            pass\n",
+        tests="tests/engine/test_own_pools.py",
     ),
 )

@@ -60,7 +60,7 @@ FUNCTIONS = {
         fail_overdue overdue_jobs retry_delay_s
         pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint warn_of
         raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims try_to_claim defers deferred
-        check_settled
+        check_settled may_stay_open
     """,
     "gateway": "set_endpoint remove_endpoint begin_once end_once delete_items",
     "": NOBODY,

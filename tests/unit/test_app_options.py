@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from pgworkd import App, Backoff, DeadJob
+from pgworkd.database.connection import ConnectionOptions
+from pgworkd.engine.life.options import DaemonOptions
 from pgworkd.engine.registry import CONCURRENCY_DEFAULT
 from pgworkd.errors import UsageError
 from pgworkd.process import cpus
+from pgworkd.remote.client import GatewayAddress
+from pgworkd.remote.daemon import RemoteDaemon
 from tests.kits.apps import registered
 
 
@@ -40,6 +44,9 @@ def blocking() -> None: ...
         ({"timeout_s": float("nan")}, "timeout_s of handler 'k' is nan"),
         ({"timeout_s": float("inf")}, "timeout_s of handler 'k' is inf"),
         ({"timeout_s": timedelta(days=400)}, "timeout_s of handler 'k' is 34560000.0"),
+        ({"transaction": 1}, "transaction of handler 'k' is 1: give True or False"),
+        ({"transaction": True, "max_attempts": 1}, "transaction=True of handler 'k' does not go with max_attempts=1"),
+        ({"transaction": True, "every": 60}, "transaction=True of handler 'k' does not go with `every`"),
         ({"queue": ""}, "queue '': give a name of 1 to 200 characters, without NUL"),
         ({"queue": "q" * 201}, "give a name of 1 to 200 characters"),
         ({"queue": 7}, "queue 7: give a name"),
@@ -108,6 +115,38 @@ def test_conflicting_concurrencies_of_a_queue_are_rejected_naming_both(between: 
     app = _app(("a", "q", 3), *between, ("b", "q", 4))
     with pytest.raises(UsageError, match=r"queue 'q' is given two concurrencies: 3 by kind 'a', 4 by kind 'b'"):
         app.queues()
+
+
+# Transactions.
+
+
+@pytest.mark.parametrize("options", [{}, {"run_in": "process"}], ids=str)
+def test_only_a_handler_in_the_loop_can_run_in_the_transaction_that_claims(options: dict[str, Any]) -> None:
+    app = App()
+    with pytest.raises(UsageError, match=r"transaction=True of handler 'k' needs an `async def`, .*\.blocking"):
+        app.handler("k", transaction=True, **options)(blocking)
+    assert app.handlers == {}
+
+
+def test_all_handlers_of_a_queue_run_in_the_transactions_that_claim_or_none() -> None:
+    app = App()
+    app.handler("a", queue="q", transaction=True)(nothing)
+    app.handler("b", queue="q")(nothing)
+    app.handler("c")(nothing)
+    said = r"queue 'q' has handlers with transaction=True \('a'\) and without \('b'\): a claim does not know .* its own"
+    with pytest.raises(UsageError, match=said):
+        app.slots(None)
+    with pytest.raises(UsageError, match=said):
+        app.slots({"c": 1})
+    assert not app.runs_in_claims("c")
+
+
+def test_no_daemon_without_a_database_runs_jobs_in_the_transactions_that_claim() -> None:
+    app = App()
+    app.handler("a", transaction=True)(nothing)
+    options = DaemonOptions(ConnectionOptions("postgresql://"))
+    with pytest.raises(UsageError, match="transaction=True of handler 'a' needs the database, and this"):
+        RemoteDaemon(app, options, GatewayAddress("https://jobs.example.com", "token", 5.0))
 
 
 def test_process_handlers_default_to_one_slot_per_core() -> None:

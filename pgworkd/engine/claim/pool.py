@@ -165,7 +165,7 @@ class Pool(ClaimLoop):
             return None
         sent = self._prepare()
         self._sent = sent.order
-        claimed = await self._store.claim(sent.order)
+        claimed = await self._send(sent.order)
         took_s, dry = anyio.current_time() - sent.at, not self._executor.waiting
         self._counters.claimed(self.queue, len(claimed), took_s, sent.notified_ago_s)
         self._take(sent, claimed)
@@ -173,6 +173,9 @@ class Pool(ClaimLoop):
             await asyncio.sleep(0)  # runner tasks first, unless there is more: then the next claim comes first
         self._learn(sent, claimed, took_s, dry=dry)
         return claimed
+
+    async def _send(self, order: ClaimOrder) -> Claims:
+        return await self._store.claim(order)
 
     @property
     def _low(self) -> int:
@@ -200,7 +203,7 @@ class Pool(ClaimLoop):
         executor, worker_id = self._executor, sent.order.worker_id
         if not executor.waiting:
             self._begun, self._begun_at = executor.begun, anyio.current_time()
-        executor.submit(self._in_flight.add([Attempt(row, self.queue, worker_id) for row in claimed]))
+        executor.submit(self._in_flight.add([Attempt(row, self.queue, worker_id, claimed.own) for row in claimed]))
         if not self._worker.may_claim or worker_id is not self._worker.worker_id:
             # The daemon began to stop, was fenced, or was presumed dead, while the claim was under way.
             self.release_unstarted(Reason.SHUTDOWN if self._worker.stopping else Reason.FENCE)

@@ -22,6 +22,7 @@ from pgworkd.core.job import Ending, Outcome
 from pgworkd.core.source import WorkSource
 from pgworkd.database.store import Store
 from pgworkd.engine.attempts import Attempt, InFlight
+from pgworkd.engine.claim.own_pool import OwnPool
 from pgworkd.engine.claim.pool import Pool
 from pgworkd.engine.counters import Counters
 from pgworkd.engine.life.heartbeat import LeaseOptions
@@ -34,6 +35,7 @@ from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.shutdown import Shutdown
 from pgworkd.engine.life.worker import WorkerLife, WorkerProfile
 from pgworkd.engine.registry import Registry
+from pgworkd.engine.run.own_runner import OwnRunner
 from pgworkd.engine.run.runner import Runner, RunnerParts
 from pgworkd.engine.settle.job_events import JobEvents
 from pgworkd.engine.settle.settler import Settler
@@ -119,7 +121,7 @@ class Daemon:
         )
 
     def _make_runner(self) -> Runner:
-        parts = RunnerParts(
+        self._runner_parts = parts = RunnerParts(
             self.app,
             self._store,
             self._member.planner,
@@ -155,6 +157,10 @@ class Daemon:
         return make(self._store, self._queues, self.in_flight, self.events, profile, lease)
 
     def _make_pool(self, queue: str, slots: int) -> Pool:
+        if self.app.runs_in_claims(queue):
+            own = OwnRunner(self._runner_parts, self._database, self.counters)
+            parts = (self.app, self.worker, self._store, own, self._settler, self._shared)
+            return OwnPool(queue, slots, *parts, database=self._database)
         return Pool(queue, slots, self.app, self.worker, self._store, self._runner, self._settler, self._shared)
 
     # State and commands, for its host.

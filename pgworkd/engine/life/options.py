@@ -34,7 +34,7 @@ class DaemonOptions:
     cancel_grace_s: float = 5.0
     """Time for the clean-up of a cancelled handler; then it is cancelled again, and at a stop abandoned."""
     transactions_max: int = 20
-    """Maximum connections for `job.transaction()`, opened as needed; a run waits for a free one."""
+    """Maximum connections for jobs' transactions, opened as needed; a run or an open claim waits for one."""
     slow_min_s: float = 1.0
     """No run is reported as slow before this many seconds."""
     slow_factor: float = 5.0
@@ -60,4 +60,5 @@ class DaemonOptions:
 
         A fence leaves half of the time until the process would be ended: see `Heartbeat`.
         """
-        return min(self.cancel_grace_s, self.lease_s / 15) if reason is Reason.FENCE else self.cancel_grace_s
+        soon = reason in (Reason.FENCE, Reason.LOST)
+        return min(self.cancel_grace_s, self.lease_s / 15) if soon else self.cancel_grace_s

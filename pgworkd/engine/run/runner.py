@@ -216,9 +216,8 @@ class Runner:
         if handler.mode == "thread":
             attempt.in_thread = True  # so that only the end of the daemon cancels the await
             call = functools.partial(in_thread, handler.function, arguments, attempt.job)
-            result, error, stop_seen = await anyio.to_thread.run_sync(
-                call, limiter=self._threads, abandon_on_cancel=True
-            )
+            run = anyio.to_thread.run_sync
+            result, error, stop_seen = await run(call, limiter=self._threads, abandon_on_cancel=True)
             attempt.stop_seen = stop_seen or attempt.reason is Reason.TIMEOUT
             if error is not None:
                 raise error
@@ -304,7 +303,8 @@ class Runner:
             )
         attempt.in_transaction = True
         try:
-            async with self._store.transactions.begin(attempt.committing, attempt.untimed) as connection:
+            begin = (attempt.own or self._store.transactions).begin
+            async with begin(attempt.committing, attempt.untimed) as connection:
                 yield connection
                 if not connection.is_in_transaction():
                     raise UsageError(f"job {job.id}: COMMIT or ROLLBACK inside job.transaction(), whose end does that")

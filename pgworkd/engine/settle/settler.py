@@ -68,6 +68,9 @@ class Settler:
             if outcome.ending is Ending.RELEASED and attempt.started is None:
                 outcome = outcome._replace(begun=False)
             size += size_of(outcome)
+        if attempt.own is not None:
+            self._report(attempt, outcome)
+            return
         attempt.outcome, attempt.size, waiting = outcome, size, self._loop.waiting
         if not waiting.count:
             self._loop.wake()
@@ -76,6 +79,14 @@ class Settler:
         waiting.put(attempt)
         if waiting.count >= CAPACITY or waiting.bytes >= CAPACITY_BYTES:
             self.full = True
+
+    def _report(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Reports an attempt that was settled where it was claimed; else its claim is undone, and nothing counted."""
+        if attempt.own is not None:
+            attempt.own.abandon()
+        attempt.outcome = outcome
+        status = attempt.status_after or ("pending" if outcome.ending is Ending.RELEASED else None)
+        self.settled([attempt], {} if status is None else {attempt.job_id: status}, {})
 
     @property
     def capacity(self) -> int:

@@ -94,6 +94,7 @@ BEGIN
                          ('count_deaths', 'is_since'), ('count_deaths', 'is_later'),
                          ('delete_batch', 'of_finished_tree'), ('new_id', 'payload_key'),
                          ('claim_for', 'claim_one'), ('claim', 'may_run_suspect'),
+                         ('claim', 'may_stay_open'),
                          ('new_id', 'item_key'), ('queues_changed', 'queue_rescoped'),
                          ('wake', 'scope_of'),
                          ('count_deaths', 'next_alert_s'))
