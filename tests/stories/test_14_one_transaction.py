@@ -59,6 +59,7 @@ async def test_a_run_that_raises_books_nothing_and_is_counted(dsn: str, db: asyn
         await age_workers(db)
         job_id = await insert(db, "money", '{"raises": 2}')
         await until(waits_for_status(db, job_id, "completed"))
+        await until(lambda: daemon.counters.of("money", "money").ended["completed"])
         assert [facts["error"] for facts in seen.all(events.JOB_FAILED)] == ["ValueError: not booked"] * 2
         assert daemon.counters.of("money", "money").ended == {
             **dict.fromkeys(daemon.counters.of("money", "money").ended, 0),
