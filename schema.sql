@@ -456,7 +456,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   payloads                                      D   jobs with expires_at s
 --   heartbeat, worker_ended, sign_off,            D   worker; pool; origin
 --     set_pool, drop_pool, heartbeats, belong
---   claim, claim_for, refuse_claims               D   workers (KEY SHARE), queue,    PW001
+--   claim, claim_for, claim_one, refuse_claims    D   workers (KEY SHARE), queue,    PW001
 --                                                     jobs s
 --   settle_completed, settle_failed,              D   jobs, dependents, roots,
 --     settle_released, settle_ended                   schedules s, queues

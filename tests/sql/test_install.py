@@ -294,6 +294,7 @@ WITHIN = {
     "is_origin",
     "item_key",
     "known_pools",
+    "may_stay_open",
     "mend_sequences",
     "payload_key",
     "rule_of",
