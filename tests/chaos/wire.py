@@ -47,6 +47,7 @@ OPERATIONS: list[type[Operation]] = [
     wire_engine.Rescue,
     wire_daemon.OneJob,
     wire_daemon.Transaction,
+    wire_daemon.OneTransaction,
     wire_signals.CountDeaths,
     wire_signals.Append,
     wire_signals.Sample,

@@ -30,7 +30,7 @@ class OneJob(Operation):
             connection = ConnectionOptions(self.scene.proxy.dsn, connect_timeout_s=2, command_timeout_s=COMMAND_S)
             periods = Periods(NEVER_S, NEVER_S, NEVER_S, orphans_s=0.1)
             daemon = running(
-                app_of_two(), self.scene.proxy.dsn, connection=connection, heartbeat_s=1.0, periods=periods
+                app_of_three(), self.scene.proxy.dsn, connection=connection, heartbeat_s=1.0, periods=periods
             )
             _, self.scene.memory["seen"] = await self.scene.stack.enter_async_context(daemon)
             self.scene.proxy.on_message = self.scene.cutter
@@ -52,8 +52,8 @@ class OneJob(Operation):
         # Only the handler's own statements may fail, never the engine's.
         return [
             *differs("attempts", attempts, 1 + failures + given_back),
-            *differs("attempts that wrote", written, [attempts] if self.kind == "writes" else []),
-            *differs("failures", failures <= (self.kind == "writes"), True),
+            *differs("attempts that wrote", written, [attempts] if self.kind != "plain" else []),
+            *differs("failures", failures <= (self.kind != "plain"), True),
             *differs("events", [name for name in (events.JOB_STALE,) if self.seen.all(name)], []),
         ]
 
@@ -66,14 +66,28 @@ class Transaction(OneJob):
     kind = "writes"
 
 
-def app_of_two() -> App:
-    """One handler that does nothing, and one that writes."""
+class OneTransaction(Transaction):
+    """The claim is committed with the writes and the completion, or not at all."""
+
+    name = "daemon: a job with transaction=True"
+    cuts_min = (7, 12)
+    kind = "owns"
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        # Else its claims would be committed before it has lived for one lease.
+        await self.db.execute("UPDATE pgworkd.workers SET started_at = pgworkd.clock() - interval '1 h'")
+
+
+def app_of_three() -> App:
+    """A handler that does nothing, one that writes, and one that does so in the transaction of its claim."""
     app = App()
 
     @app.handler("plain", max_attempts=10, backoff=0.01)
     async def plain() -> None:
         return None
 
+    @app.handler("owns", max_attempts=10, backoff=0.01, transaction=True)
     @app.handler("writes", max_attempts=10, backoff=0.01)
     async def writes(job: Job) -> None:
         async with job.transaction() as connection:
