@@ -53,6 +53,7 @@ class Row(NamedTuple):
     made_by: int | None
     dedupe_key: str | None
     schedule: str | None
+    error: str | None = None
 
 
 class Run(NamedTuple):
@@ -169,12 +170,12 @@ _CHANGES = """
     FROM chaos.audit a LEFT JOIN chaos.workers w ON w.id = a.worker ORDER BY seq"""
 _ROWS = """
     SELECT id::text, queue::text, coalesce(kind, queue)::text, status::text, attempts, failures, losses,
-           payload ->> 'token', NULL::int, dedupe_key::text, schedule::text
+           payload ->> 'token', NULL::int, dedupe_key::text, schedule::text, error
     FROM pgworkd.jobs WHERE status <> 'completed'
     UNION ALL
     SELECT id::text, queue::text, coalesce(kind, queue)::text, status::text, attempts, failures,
            (SELECT count(*)::int FROM jsonb_array_elements(errors) e WHERE e ->> 'type' = 'lost'), payload ->> 'token',
-           (result ->> 'attempt')::int, dedupe_key::text, schedule::text
+           (result ->> 'attempt')::int, dedupe_key::text, schedule::text, error
     FROM pgworkd.finished_jobs"""
 _TREES = """
     WITH called AS (SELECT payload -> 'batch' ->> 'id' AS batch, count(*) FROM pgworkd.all_jobs
