@@ -16,6 +16,7 @@ from pgworkd.conformance.lost_answers import (
     misses_no_claim,
     repeats_a_settle,
     runs_once_at_most,
+    signs_off_from_a_claim,
 )
 from pgworkd.conformance.trial import BEATS_S, LEASE_S, JobFacts, Trial, equal, require
 
@@ -295,6 +296,7 @@ CHECKS: tuple[Check, ...] = (
     survives_a_cut,
     survives_a_gateway,
     runs_once_at_most,
+    signs_off_from_a_claim,
     stops_behind_a_frozen_network,
     registers_again,
     leaves_what_is_gone,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import anyio
 
 from pgworkd.conformance.trial import BEATS_S, LEASE_S, Trial, equal, require
@@ -61,6 +63,18 @@ async def runs_once_at_most(trial: Trial) -> None:
     row = await trial.ends(job, "dead", within_s=5 * LEASE_S)
     equal(row.attempts, 1, "attempts")
     await trial.ends(await trial.insert("add", {"a": 1, "b": 1}), within_s=30)
+
+
+async def signs_off_from_a_claim(trial: Trial) -> None:
+    """SIGTERM before a claim's answer comes: what that has claimed goes back, though it may run only once"""
+    trial.network.hold_answers(b"POST /v1/claims")
+    process = await trial.start()
+    job = await trial.insert("add", {"a": 1, "b": 1}, max_attempts=1)
+    await trial.ends(job, "running")
+    process.send_signal(signal.SIGTERM)
+    equal(await trial.exits(process, 4 * LEASE_S), 0, "exit code")
+    row = await trial.job(job)
+    equal((row.status, row.failures), ("pending", 0), "status and failures of a job that has not begun")
 
 
 async def repeats_a_settle(trial: Trial) -> None:

@@ -232,10 +232,13 @@ class RemoteStore(SettleStore):
         ids, attempts, *fence = fence_columns(held)
         await self._beats.value(_PROGRESS, ids, attempts, done, messages, *fence)
 
-    async def abandon(self, worker_id: int) -> list[UUID] | None:
-        """Ends a worker's registration; the jobs that go back, or (`max_attempts` of 1) are dead. None: it is lost."""
-        sql = "SELECT pgworkd.abandon($1, $2)"
-        found: list[UUID] | None = await self._settles.value(sql, worker_id, token_of(worker_id))
+    async def abandon(self, worker_id: int, claim_id: int | None = None) -> list[UUID] | None:
+        """Ends a worker's registration; the jobs that go back, or (`max_attempts` of 1) are dead. None: it is lost.
+
+        `claim_id`: what claims up to that number have taken, and it has never listed, has not begun.
+        """
+        sql = "SELECT pgworkd.abandon($1, $2, $3)"
+        found: list[UUID] | None = await self._settles.value(sql, worker_id, token_of(worker_id), claim_id)
         return found
 
     async def claim_for(

@@ -96,7 +96,8 @@ class GatewayStore:
         """Ends the registration; what is still running goes back."""
         with contextlib.suppress(WorkerLost):  # it has ended, by a call without an answer or because it lost its lease
             await beat(self._http, self.held, worker_id, "stopping")  # what we know nothing of has not begun
-            await self._http.call("DELETE", f"/v1/workers/{worker_id:d}", worker_id=worker_id)
+            known = f"?claim_id={self.held.claim_id}" if self.held.claim_id else ""
+            await self._http.call("DELETE", f"/v1/workers/{worker_id:d}{known}", worker_id=worker_id)
         return True
 
     async def kinds_elsewhere(self, worker_id: int, queue: str, kinds: Sequence[str]) -> set[str]:

@@ -75,11 +75,13 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Ends the registration of a remote worker. What it still runs goes back without a failure; a job
--- that may run only once may have begun, and is dead. Attempts with a lease of their own are not
--- its own any more. Returns the jobs that were given back or are dead; NULL if it was presumed
--- dead, or its id has been registered again. Locks the worker's row, which also stops a claim in
--- progress, then as settle_failed().
-CREATE OR REPLACE FUNCTION abandon(p_worker int, p_token uuid) RETURNS uuid[]
+-- that may run only once may have begun, and is dead, unless a claim up to number p_claim_id took
+-- it, and list_held() has never noted it: then it has not begun. Attempts with a lease of their own
+-- are not its own any more. Returns the jobs that were given back or are dead; NULL if it was
+-- presumed dead, or its id has been registered again. Locks the worker's row, which also stops a
+-- claim in progress, then as settle_failed().
+CREATE OR REPLACE FUNCTION abandon(p_worker int, p_token uuid, p_claim_id int DEFAULT NULL)
+RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_ids      uuid[];
@@ -94,7 +96,9 @@ BEGIN
     END IF;
     DELETE FROM pools p WHERE p.worker_id = p_worker;
     SELECT array_agg(j.id ORDER BY j.id), array_agg(j.attempts ORDER BY j.id),
-           array_agg(coalesce(j.max_attempts = 1, false) ORDER BY j.id)
+           array_agg(coalesce(j.max_attempts = 1, false)
+                     AND NOT (coalesce(j.claim_id <= p_claim_id, false)
+                              AND j.listed IS DISTINCT FROM j.attempts) ORDER BY j.id)
     INTO v_ids, v_attempts, v_once
     FROM jobs j WHERE j.worker_id = p_worker AND j.status = 'running';
     PERFORM settle_failed(array_agg(u.id), array_agg(u.attempt), array_agg(0::float8),

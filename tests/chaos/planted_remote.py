@@ -33,6 +33,18 @@ BUGS = (
         tests=_ASSIGNMENTS,
     ),
     sql(
+        "a worker that signs off is believed to have begun whatever its claims took",
+        "AND NOT (coalesce(j.claim_id <= p_claim_id, false)",
+        "AND NOT (false",
+        tests="tests/http/test_worker_lists.py",
+    ),
+    sql(
+        "a worker that signs off is believed to have begun nothing since its last list",
+        "AND NOT (coalesce(j.claim_id <= p_claim_id, false)",
+        "AND NOT (true",
+        tests="tests/http/test_worker_lists.py",
+    ),
+    sql(
         "leases are renewed together without a fence",
         "FROM given g JOIN workers w ON w.id = g.id AND w.token = g.token\n        WHERE w.lost_at IS NULL ORDER BY",
         "FROM given g JOIN workers w ON w.id = g.id\n        WHERE w.lost_at IS NULL ORDER BY",

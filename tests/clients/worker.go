@@ -346,7 +346,13 @@ func (w *worker) work() {
 	for w.busy() {
 		w.wait(time.Second)
 	}
-	w.call(context.Background(), 10*time.Second, "DELETE", fmt.Sprintf("/v1/workers/%d", w.id), nil, nil)
+	path := fmt.Sprintf("/v1/workers/%d", w.id)
+	w.mu.Lock()
+	if w.claims > 0 && len(w.dropped) == 0 { // whatever has begun was settled, or is in a list
+		path += fmt.Sprintf("?claim_id=%d", w.claims)
+	}
+	w.mu.Unlock()
+	w.call(context.Background(), 10*time.Second, "DELETE", path, nil, nil)
 }
 
 func (w *worker) busy() bool {

@@ -219,7 +219,9 @@ async function work() {
     }
   }
   while (held.size) await freeOrLater(1000);
-  await call("DELETE", `/v1/workers/${worker}`);
+  // Whatever has begun was settled, or is in a list.
+  const known = claims && !dropped.size ? `?claim_id=${claims}` : "";
+  await call("DELETE", `/v1/workers/${worker}${known}`);
   process.exit(0);
 }
 

@@ -168,7 +168,10 @@ work() {
         esac
         [ "$status" != 410 ] || register
     done
-    call 10 DELETE "/v1/workers/$worker"
+    local known=''
+    # Whatever has begun was settled, or is in a list.
+    [ -n "$dropped" ] || [ "$claims" = 0 ] || known="?claim_id=$claims"
+    call 10 DELETE "/v1/workers/$worker$known"
 }
 
 # Handlers: the payload on standard input, the result (JSON) on standard output. Exit code 100: do not retry.

@@ -12,7 +12,12 @@ import pytest
 from pgworkd.conformance import checks
 from pgworkd.conformance.checks import CHECKS, Check
 from pgworkd.conformance.conformance import play
-from pgworkd.conformance.lost_answers import acknowledges_what_it_has_read, admits_what_it_has_begun, misses_no_claim
+from pgworkd.conformance.lost_answers import (
+    acknowledges_what_it_has_read,
+    admits_what_it_has_begun,
+    misses_no_claim,
+    signs_off_from_a_claim,
+)
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits.cli import run_bare
 from tests.kits.commands import Start, start, waits_until
@@ -33,6 +38,7 @@ QUICK: tuple[Check, ...] = (
     misses_no_claim,
     acknowledges_what_it_has_read,
     admits_what_it_has_begun,
+    signs_off_from_a_claim,
     checks.leaves_what_is_gone,
     checks.cancels,
     checks.ends_at_once_when_idle,

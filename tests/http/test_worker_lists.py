@@ -189,3 +189,23 @@ async def test_a_worker_may_list_as_many_as_it_may_hold(dsn: str) -> None:
         queues = {f"q{n}": 10_000 for n in range(6)}
         code, slug, body = await call.problem("POST", "/v1/workers", {"name": "w", "queues": queues, "lease_s": 30})
         assert (code, slug, body["errors"][0]["pointer"]) == (422, "invalid", "/queues")
+
+
+async def test_signing_off_makes_nothing_dead_that_the_worker_never_knew_of(dsn: str, db: Db) -> None:
+    known, unknown = [(await insert(db, max_attempts=1))[0] for _ in range(2)]
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        first, _ = [*await worker.claim(), *await worker.claim()]  # the answer to the second one is lost
+        await worker.beat(first)
+        assert await worker.sign_off() == 1
+    assert [(await row(db, each))[0] for each in (known, unknown)] == ["dead", "pending"]
+
+
+async def test_signing_off_from_a_claim_whose_answer_never_came_gives_its_jobs_back(dsn: str, db: Db) -> None:
+    jobs = [(await insert(db, max_attempts=1))[0] for _ in range(3)]
+    async with calling(dsn, workers=True) as call:
+        worker = await registered(call)
+        first, *_ = [*await worker.claim(claim_id=1), *await worker.claim(claim_id=2), *await worker.claim(claim_id=3)]
+        await worker.beat(first, claim_id=1)
+        assert await worker.sign_off(claim_id=2) == 3
+    assert [(await row(db, each))[0] for each in jobs] == ["dead", "pending", "dead"], "it knows of no third claim"

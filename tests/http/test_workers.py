@@ -211,16 +211,6 @@ async def test_what_became_of_a_job_is_not_told_once_its_worker_has_gone(dsn: st
             assert said[:2] == (409, "stale-assignment")
 
 
-async def test_signing_off_makes_nothing_dead_that_the_worker_never_knew_of(dsn: str, db: Db) -> None:
-    known, unknown = [(await insert(db, max_attempts=1))[0] for _ in range(2)]
-    async with calling(dsn, workers=True) as call:
-        worker = await registered(call)
-        first, _ = [*await worker.claim(), *await worker.claim()]  # the answer to the second one is lost
-        await worker.beat(first)
-        assert await worker.sign_off() == 1
-    assert [await status(db, each) for each in (known, unknown)] == ["dead", "pending"]
-
-
 async def test_a_complete_creates_jobs_in_the_same_transaction(dsn: str, db: Db) -> None:
     await insert(db, 2)
     async with calling(dsn, workers=True) as call:

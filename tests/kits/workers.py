@@ -61,9 +61,10 @@ class Worker:
         found: dict[str, Any] = await self.call.ok("POST", path, body)
         return found
 
-    async def sign_off(self) -> int:
-        """Signs off; how many jobs went back."""
-        answer = await self.call.ok("DELETE", f"/v1/workers/{self.id}", headers=self.headers)
+    async def sign_off(self, claim_id: int | None = None) -> int:
+        """Signs off, and names its last claim if that is given; how many jobs went back."""
+        known = "" if claim_id is None else f"?claim_id={claim_id}"
+        answer = await self.call.ok("DELETE", f"/v1/workers/{self.id}{known}", headers=self.headers)
         return int(answer["given_back"])
 
 

@@ -42,7 +42,7 @@ BEGIN
         ADD COLUMN IF NOT EXISTS serialize_scope name_text;
     -- Keys may be those of several queues: indexes are made anew, a trigger and a function changed.
     DROP INDEX IF EXISTS jobs_serialize, jobs_line;
-    DROP FUNCTION IF EXISTS key_is_free(text, text, boolean, timestamptz, uuid);
+    DROP FUNCTION IF EXISTS key_is_free(text, text, boolean, timestamptz, uuid), abandon(int, uuid);
     ALTER TABLE IF EXISTS jobs ADD COLUMN IF NOT EXISTS serialize_scope name_text;
     ALTER TABLE IF EXISTS batches
         ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from pgworkd.core.assignment import sealed
 from pgworkd.core.fence import Fence
@@ -24,6 +24,7 @@ from pgworkd.gateway.api.models.workers import (
     BeatIn,
     BeatOut,
     Claimed,
+    ClaimId,
     ClaimIn,
     QueuesIn,
     Served,
@@ -60,6 +61,10 @@ NOT_CLAIMED = {
 }
 """By why a job was not claimed: the slug of the answer."""
 PROGRESS_BYTES_MAX = 2000
+LastClaim = Annotated[
+    ClaimId | None,
+    Query(description="The last claim: what those up to it have taken has been settled, was listed, or has not begun"),
+]
 Secret = Annotated[
     str, Header(alias="Pgworkd-Secret", max_length=100, description="`secret` of the answer to the registration")
 ]
@@ -237,13 +242,18 @@ async def serve(request: Request, worker_id: WorkerPath, body: QueuesIn, secret:
 
 
 @router.delete("/workers/{worker_id}", response_model=SignedOff, responses=documented("worker-lost"))
-async def sign_off(request: Request, worker_id: WorkerPath, secret: Secret = "") -> Response:
-    """End a registration. What the worker still has goes back, uncounted; a job that may run only once is dead."""
+async def sign_off(
+    request: Request, worker_id: WorkerPath, secret: Secret = "", claim_id: LastClaim = None
+) -> Response:
+    """End a registration. What the worker still has goes back, uncounted; a job that may run only once is dead.
+
+    Unless it has not begun, as `claim_id` says.
+    """
     needed_any(request, "work")
     remote = gateway_of(request).remote
     worker = await _worker(gateway_of(request), worker_id, secret)
     await remote.watch.take_leave(worker)
-    given_back = await remote.remote.abandon(worker.id)
+    given_back = await remote.remote.abandon(worker.id, claim_id or worker.claim_id or None)
     remote.workers.lose(worker_id)
     if given_back is None:
         raise Problem("worker-lost", f"worker {worker_id} is presumed dead: its jobs have been taken back")
