@@ -217,6 +217,7 @@ DECLARE
     v_share    int;
     v_before   int;
     v_plain    tid[];
+    v_both     tid[];
 BEGIN
     SELECT r.turn, r.searched INTO v_turn, v_searched FROM rates r
     WHERE r.queue = p_queue.name AND r.limit_key = '';
@@ -259,20 +260,27 @@ BEGIN
                                    coalesce((v_taken ->> v_key)::int, 0), p_now);
         v_before := cardinality(met);
         v_room := least(v_share, v_allowed.room, p_room - v_before);
-        IF v_key = '' THEN
+        IF v_key = '' THEN  -- without any key, and with a serialize_key alone, in their order
             SELECT o.met, o.ended INTO v_plain, ended
             FROM in_order(p_queue.name, v_room, false, p_seen, p_without, p_starts) o;
-            cut := CASE WHEN cardinality(v_plain) >= v_room
-                        THEN coalesce((SELECT j.priority FROM jobs j
-                                       WHERE j.ctid = v_plain[v_room]), 2147483647)
-                        ELSE -2147483648 END;
-            met := met || v_plain;
-        END IF;
-        IF v_room = 1 AND v_firsts[v_place] IS NOT NULL THEN
+            v_both := ARRAY(
+                SELECT j.ctid FROM jobs j
+                WHERE j.ctid = ANY (v_plain || of_key(p_queue.name, '', v_room, p_seen, p_without,
+                                                      p_kinds))
+                ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room);
+            met := met || v_both;
+            cut := (SELECT max(j.priority) FROM jobs j  -- the first that is left
+                    WHERE j.ctid = ANY (v_plain) AND j.ctid <> ALL (v_both));
+            cut := coalesce(cut, CASE WHEN cardinality(v_plain) >= v_room
+                                      THEN coalesce((SELECT j.priority FROM jobs j
+                                                     WHERE j.ctid = v_plain[v_room]), 2147483647)
+                                      ELSE -2147483648 END);
+            ended := ARRAY(SELECT e.priority FROM unnest(ended) AS e (priority)
+                           WHERE e.priority > cut);
+        ELSIF v_room = 1 AND v_firsts[v_place] IS NOT NULL THEN
             met := met || v_firsts[v_place];
-        ELSIF v_room > cardinality(met) - v_before THEN
-            met := met || of_key(p_queue.name, v_key, v_room + v_before - cardinality(met), p_seen,
-                                 p_without, p_kinds);
+        ELSIF v_room > 0 THEN
+            met := met || of_key(p_queue.name, v_key, v_room, p_seen, p_without, p_kinds);
         END IF;
         -- it is the rate that holds the next one back
         IF cardinality(met) - v_before >= v_allowed.room THEN

@@ -127,6 +127,13 @@ BUGS = (
         tests="tests/sql/test_serialize.py",
     ),
     sql(
+        "by turns, jobs with a serialize_key alone start behind all without any key",
+        "                ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room);\n            met := met",
+        "                ORDER BY j.serialize_key IS NOT NULL, j.priority DESC, j.run_at, j.id LIMIT v_room);\n"
+        "            met := met",
+        tests="tests/sql/test_turns.py",
+    ),
+    sql(
         "a claim by id takes a job that is not due",
         "    ELSIF v_job.run_at > v_now THEN\n        why := 'not_due';",
         "    ELSIF false THEN\n        why := 'not_due';",
@@ -134,8 +141,8 @@ BUGS = (
     ),
     sql(
         "a claim by id passes others in the line of its key",
-        "    ELSIF NOT key_is_free(v_scope, v_job.serialize_key, v_job.status",
-        "    ELSIF false AND NOT key_is_free(v_scope, v_job.serialize_key, v_job.status",
+        "    ELSIF NOT key_is_free(coalesce(v_job.serialize_scope, p_queue), v_job.serialize_key,",
+        "    ELSIF false AND NOT key_is_free(coalesce(v_job.serialize_scope, p_queue), v_job.serialize_key,",
         tests=_ONE,
     ),
     sql(

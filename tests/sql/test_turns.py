@@ -110,6 +110,26 @@ async def test_within_a_key_the_usual_order_applies(db: Db) -> None:
     assert [await take_ids(db, worker_id, 1) for _ in range(3)] == [[urgent], [early], [late]]
 
 
+@pytest.mark.parametrize("limits", [{"fair": True}, {"limit_per_key": 5}])
+@pytest.mark.parametrize("room", [1, 2, 3])
+async def test_jobs_with_a_serialize_key_alone_keep_their_place_among_those_without(
+    db: Db, limits: dict[str, Any], room: int
+) -> None:
+    """Otherwise none of them would start while there is a backlog of jobs without any key."""
+    worker_id = await worker(db)
+    await settings(db, **limits)
+    wanted = []
+    for number in range(12):
+        key = {"serialize_key": f"s{number}"} if number % 3 == 0 else {}
+        wanted.append(await one(db, run_at=at(-60 + number), **key))
+    started: list[uuid.UUID] = []
+    while len(started) < len(wanted):
+        taken = await take_ids(db, worker_id, room)
+        await complete(db, taken)
+        started += taken
+    assert started == wanted
+
+
 CROWD = """INSERT INTO pgworkd.jobs (queue, limit_key, run_at)
     SELECT 'q', 'k' || lpad(n::text, 6, '0'), $2 FROM generate_series(1, $1::int) n"""
 """One job of each of this many keys."""
