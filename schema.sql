@@ -484,14 +484,13 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   enable_endpoint                               O   endpoint, queues
 --   disable_endpoint, pause_endpoint, warn_of     D   endpoint (warn_of: s), queues
 --   matching, became_all, throughput,             O   -                              22023
---     dead_groups, percentile
+--     dead_groups, percentile, explain
 --
 -- PW001: the worker's lease is gone. PW002: the job's status does not allow it. PW003: the batch
 -- does not exist, or takes no more. PW004: the dependency is refused.
 -- === Lock order ==================================================================================
 -- Advisory locks of maintenance, workers, jobs, batches (a tree by its root), schedules, endpoints,
--- queues.
--- Several rows of one table: in the order of their key, or with SKIP LOCKED. A queue's lock is an
+-- queues. Several rows of one table: by their key, or with SKIP LOCKED. A queue's lock is an
 -- advisory one. Settles take it last, claims before they lock rows; its holder never waits for a
 -- row, so the two orders cannot deadlock. Batches below a root are written under the root's lock.
 -- No daemon waits for what an application's open transaction has locked by the verbs above.
@@ -644,6 +643,7 @@ FROM workers w LEFT JOIN (SELECT k.worker_id, array_agg(k.queue::text ORDER BY k
                           FROM known_pools() k GROUP BY 1) p ON p.worker_id = w.id;
 
 \ir pgworkd/sql/95_results.sql
+\ir pgworkd/sql/96_explain.sql
 \ir pgworkd/sql/98_plans.sql
 \ir pgworkd/sql/migrations/0001_prototypes.sql
 \ir pgworkd/sql/99_finish.sql

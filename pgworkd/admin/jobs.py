@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
+from pgworkd.admin import explained, refusals
 from pgworkd.admin import queries as sql
-from pgworkd.admin import refusals
 from pgworkd.admin.listing import Listed, Page, page
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs
 from pgworkd.admin.refusals import Refused
@@ -126,6 +126,18 @@ class JobOperations:
         standby = await self._connection.value(sql.IS_STANDBY)
         rows = await self._connection.fetch(sql.ONE_JOB_ON_STANDBY if standby else sql.ONE_JOB, job_id)
         return sql.read(JobDetails, rows[0]) if rows else None
+
+    async def explain(self, job_id: UUID) -> list[explained.Explanation]:
+        """Why a job does not run, each reason with what ends it; none: the next claim takes it, or it is unknown.
+
+        A job that runs or has ended has one that says so. A standby knows of no workers. A job that a handler with
+        transaction=True runs looks as if the next claim took it.
+        """
+        return await explained.explain(self._connection, job_id)
+
+    async def first_waiting(self, queue: str) -> UUID | None:
+        """The job that is first in its queue: of those that are due if there are any, or waits for all others."""
+        return await explained.first_waiting(self._connection, queue)
 
     async def hold(self, job_id: UUID) -> None:
         """Locks the job, if it is live, until the end of the transaction: nobody changes it meanwhile."""

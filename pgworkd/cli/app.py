@@ -172,6 +172,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
         jobs.enqueue,
         jobs.jobs,
         jobs.job,
+        jobs.explain,
         jobs.replay,
         dead.dead,
         dead.mute,

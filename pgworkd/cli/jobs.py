@@ -29,6 +29,7 @@ from pgworkd.process.redaction import escaped
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
+    from pgworkd.admin.explained import Explanation
     from pgworkd.admin.queries import EnqueuedJob, JobDetails, Jobs
     from pgworkd.client.new_job import JobOptions
 
@@ -186,6 +187,44 @@ def job(
         as_json(facts)
     else:
         _print_job(found, facts)
+
+
+def explain(
+    job_id: Annotated[UUID | None, typer.Argument(metavar="[ID]", show_default=False, help="The job's id.")] = None,
+    *,
+    queue: QueueOption = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Say why a job does not run: each reason, and what ends it. Or why the first job of a queue does not."""
+    if (job_id is None) == (queue is None):
+        raise UsageError("give the id of a job, or --queue")
+
+    async def question(admin: Admin) -> tuple[UUID, list[Explanation]]:
+        found = job_id if queue is None else await admin.jobs.first_waiting(queue)
+        if found is None:
+            raise PgworkdError(f"no job of queue {queue!r} waits")
+        reasons = await admin.jobs.explain(found)
+        if not reasons and await admin.jobs.get(found) is None:
+            raise _unknown_job(found)
+        return found, reasons
+
+    found, reasons = ask_any(dsn, question)
+    if json:
+        as_json({"job": found, "reasons": [each._asdict() for each in reasons]})
+    else:
+        out("\n".join([f"job {found}", *_told(reasons)]))
+
+
+def _told(reasons: list[Explanation]) -> list[str]:
+    """The lines that tell these reasons."""
+    if not reasons:
+        return ["  nothing holds it back: the next claim takes it"]
+    lines = []
+    for each in reasons:
+        at = "" if each.ends_at is None else f", at {cell(each.ends_at)}"
+        lines += [f"  {each.reason}: {escaped(each.says)}", f"      ends with: {escaped(each.ends)}{at}"]
+    return lines
 
 
 def replay(

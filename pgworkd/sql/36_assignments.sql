@@ -170,7 +170,6 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_job   jobs;
     v_queue queues;
-    v_scope text;  -- of its serialize_key
     v_now   timestamptz;
     v_room  int;
 BEGIN
@@ -181,7 +180,6 @@ BEGIN
       AND (v_queue.limited OR j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
     SELECT clock_after_waiting() INTO v_now;  -- as claim(), once it has the lock
     SELECT * INTO v_job FROM jobs j WHERE j.id = p_id AND j.queue = p_queue FOR UPDATE SKIP LOCKED;
-    v_scope := coalesce(v_job.serialize_scope, p_queue);
     IF v_job.id IS NULL THEN
         why := CASE WHEN EXISTS (SELECT FROM jobs j WHERE j.id = p_id AND j.queue = p_queue)
                     THEN 'locked' ELSE 'unknown' END;
@@ -197,8 +195,8 @@ BEGIN
         why := 'paused';
         again_s := CASE WHEN isfinite(v_queue.paused_until)
                         THEN date_part('epoch', v_queue.paused_until - v_now) END;
-    ELSIF NOT key_is_free(v_scope, v_job.serialize_key, v_job.status = 'failed'
-                          AND NOT v_job.yields, v_job.run_at, p_id) THEN
+    ELSIF NOT key_is_free(coalesce(v_job.serialize_scope, p_queue), v_job.serialize_key,
+                          v_job.status = 'failed' AND NOT v_job.yields, v_job.run_at, p_id) THEN
         why := 'key';
     ELSIF v_job.losses > 1 AND NOT may_run_suspect(p_worker) THEN
         why := 'suspect';
@@ -210,16 +208,8 @@ BEGIN
     END IF;
     IF why IS NOT NULL THEN
         waits_for := CASE
-            WHEN why IN ('blocked', 'key') AND v_job.waiting_on = 0 THEN ARRAY[coalesce(
-                (SELECT h.id FROM jobs h
-                 WHERE coalesce(h.serialize_scope, h.queue) = v_scope
-                   AND h.serialize_key = v_job.serialize_key AND h.id <> p_id
-                   AND (h.status = 'running' OR h.status = 'failed' AND NOT h.yields)),
-                (SELECT e.id FROM jobs e
-                 WHERE coalesce(e.serialize_scope, e.queue) = v_scope
-                   AND e.serialize_key = v_job.serialize_key AND e.id <> p_id AND e.waiting_on = 0
-                   AND e.status IN ('blocked', 'pending', 'failed')
-                 ORDER BY e.run_at, e.id LIMIT 1))]
+            WHEN why IN ('blocked', 'key') AND v_job.waiting_on = 0
+                THEN ARRAY[before_in_line(v_job)]
             WHEN why = 'blocked' THEN ARRAY(
                 SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_id
                 ORDER BY d.depends_on LIMIT 10) END;

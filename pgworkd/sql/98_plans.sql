@@ -94,9 +94,10 @@ BEGIN
             ('by_index_no_jit_once', '
                 wanted'),
             ('walk', '
-                became_all check_dependencies depend dependencies_added fail_overdue forget_rates
-                free_batches lock_trees next_due notify_waiters pass_on payloads promote running_in
-                running_of stuck_lines unlocked with_below'),
+                became_all before_in_line check_dependencies depend dependencies_added explain
+                fail_overdue forget_rates free_batches lock_trees next_due notify_waiters pass_on
+                payloads place_of promote rate_left room_of_key running_in running_of stuck_lines
+                unlocked who_could_run with_below'),
             ('walk_replanned', '
                 finished_of jobs_of matching result_of'),
             ('walk_unsorted', '

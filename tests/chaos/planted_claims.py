@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.bug import python, sql
 
+_EXPLAIN = "tests/sql/test_explain.py"
 _ONE = "tests/sql/test_claim_one.py"
 
 BUGS = (
@@ -132,6 +133,24 @@ BUGS = (
         "                ORDER BY j.serialize_key IS NOT NULL, j.priority DESC, j.run_at, j.id LIMIT v_room);\n"
         "            met := met",
         tests="tests/sql/test_turns.py",
+    ),
+    sql(
+        "explain leaves out that the limit of a key is reached",
+        "(v_waits AND v_queue.limit_per_key <= v_same, 'limit_key',",
+        "(false, 'limit_key',",
+        tests=_EXPLAIN,
+    ),
+    sql(
+        "explain names a limit that is not reached",
+        "(v_waits AND v_queue.max_running <= v_running, 'limit',",
+        "(v_waits AND v_queue.max_running <= v_running + 1, 'limit',",
+        tests=_EXPLAIN,
+    ),
+    sql(
+        "explain says a wrong time for the end of a rate",
+        "'time', v_now + make_interval(secs => v_rate.again_s), NULL),",
+        "'time', v_now + make_interval(secs => v_rate.again_s / 2), NULL),",
+        tests=_EXPLAIN,
     ),
     sql(
         "a claim by id takes a job that is not due",

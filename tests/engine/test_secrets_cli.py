@@ -26,6 +26,7 @@ COMMANDS = {
     "enqueue": ["q"],
     "jobs": [],
     "job": [ID],
+    "explain": [ID],
     "replay": [ID],
     "retry": [ID],
     "cancel": ["--queue", "q", "--yes"],

@@ -68,7 +68,13 @@ NEEDS = {
     | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
     | {"POST /v1/endpoints/{name}/disable", "POST /v1/endpoints/{name}/enable"}
     | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"},
-    "read": {"GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/batches/{batch_id}", "GET /v1/queues"}
+    "read": {
+        "GET /v1/jobs",
+        "GET /v1/jobs/{job_id}",
+        "GET /v1/jobs/{job_id}/explain",
+        "GET /v1/batches/{batch_id}",
+        "GET /v1/queues",
+    }
     | {"GET /v1/batches"}
     | {"GET /v1/queues/{queue}", "GET /v1/schedules", "GET /v1/schedules/{name}", "GET /v1/schedules/{name}/next"}
     | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit", "GET /v1/events"},

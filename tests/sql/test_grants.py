@@ -31,14 +31,16 @@ FUNCTIONS = {
         waits_keyed waits_plain waits_suspect with_below
         histogram_bounds percentile throughput error_message error_pattern error_place error_group
         dead_groups
+        explain place_of before_in_line room_of_key rate_left who_could_run
+        key_is_free in_time running_in rate_allowance burst
     """,
     "worker": """
         belong adopt
-        due_keys kinds_waiting next_keys running_in apply_effects free_batches no_wait put_off set_no_wait unlocked
+        due_keys kinds_waiting next_keys apply_effects free_batches no_wait put_off set_no_wait unlocked
         is_within is_since is_later stuck_lines unblock_lines forget_rates kinds_elsewhere worker_ended
         declare_schedules declare_rules declarer enable_schedule missed_since remove_schedule retire_schedules
         run_schedule
-        add_error add_occurrences advance allowance batch_ended burst archive by_turn call_back cancel cancel_batch
+        add_error add_occurrences advance allowance batch_ended archive by_turn call_back cancel cancel_batch
         cancel_below claim clock_after_waiting complete_own
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs count_ended finer_counts usual_runs next_alert_s of_finished_tree
@@ -46,10 +48,10 @@ FUNCTIONS = {
         forget_workers free_these give_back park presume_dead promote_these restore_these
         report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
         apply_frees restore_occurrences done_of fail_schedule fold follow forget_rows free_batch_key free_key
-        free_keys after_ended heartbeat in_order in_time is_awaited keep_keys keyed_behind key_allowance
-        key_has_room key_is_free scope_of lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
+        free_keys after_ended heartbeat in_order is_awaited keep_keys keyed_behind key_allowance
+        key_has_room scope_of lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
         mend_dependencies first_run_at next_due notify_pools of_key pass_on payloads pick pick_suspect places_after
-        promote prune put_schedule rate_allowance register reopened report_progress rescue retry running_of set_pool
+        promote prune put_schedule register reopened report_progress rescue retry running_of set_pool
         set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
         sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these

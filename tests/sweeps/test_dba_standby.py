@@ -33,6 +33,7 @@ LOOKS: dict[str, list[str]] = {
     "doctor": [""],
     "endpoints": [""],
     "endpoints show": ["e"],
+    "explain": ["{dead}", "{running}", "{done}", "--queue mail"],
     "job": ["{dead}", "{running}", "{done}"],
     "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
     "keys": ["", "--queue mail", "--key k"],

@@ -96,7 +96,10 @@ BEGIN
                          ('claim_for', 'claim_one'), ('claim', 'may_run_suspect'),
                          ('claim', 'may_stay_open'),
                          ('new_id', 'item_key'), ('queues_changed', 'queue_rescoped'),
-                         ('wake', 'scope_of'),
+                         ('wake', 'scope_of'), ('dead_groups', 'explain'),
+                         ('dead_groups', 'place_of'), ('dead_groups', 'before_in_line'),
+                         ('dead_groups', 'room_of_key'), ('dead_groups', 'rate_left'),
+                         ('dead_groups', 'who_could_run'),
                          ('count_deaths', 'next_alert_s'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from pgworkd.admin.explained import Explanation
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow
 from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, NewJob
 from pgworkd.core import traces
@@ -260,6 +261,17 @@ class JobOut(Answer, row=JobDetails, without=("worker_id", "payload", "meta", "r
     meta: dict[str, Any] | None = None
     result: Any = None
     errors: list[Any] | None = None
+
+
+class ReasonOut(Answer, row=Explanation):
+    """A reason why a job does not run, enough by itself, and what ends it."""
+
+
+class Explained(Answer):
+    """Why a job does not run; without a reason the next claim takes it."""
+
+    id: UUID
+    reasons: list[ReasonOut]
 
 
 class JobLine(Answer, row=JobRow):

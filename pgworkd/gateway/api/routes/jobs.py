@@ -20,6 +20,7 @@ from pgworkd.gateway.api.models.jobs import (
     CreatedOnce,
     Edit,
     Ended,
+    Explained,
     JobIn,
     JobOut,
     OnceJob,
@@ -117,6 +118,15 @@ async def get_job(request: Request, job_id: JobId, wait_s: WaitS = 0) -> Respons
         texts = {name: getattr(job, name) for name in _TEXTS}
         shown |= {name: None if text is None else JsonText(text) for name, text in texts.items()}
     return Json(shown, headers={"ETag": _etag(access, job)})
+
+
+@router.get("/jobs/{job_id}/explain", response_model=Explained, responses=documented("not-found"))
+async def explain_job(request: Request, job_id: JobId) -> Response:
+    """Why a job does not run: each reason, which is enough by itself, and what ends it."""
+    async with gateway_of(request).admin() as admin:
+        await visible(request, admin, job_id, "read")
+        reasons = await admin.jobs.explain(job_id)
+    return Json({"id": job_id, "reasons": [each._asdict() for each in reasons]})
 
 
 @router.get(
