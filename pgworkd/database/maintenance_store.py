@@ -20,6 +20,10 @@ SCAN_S_MAX = 3600.0
 UNBLOCK_STEP = MEND_STEP = 1_000
 RATES_STEP = 10_000
 """Rows that one step forgets."""
+_EXPIRE = """SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1) UNION ALL
+    SELECT NULL, NULL, 0, NULL WHERE EXISTS (
+        SELECT FROM pgworkd.jobs WHERE expires_at > pgworkd.clock() AND begun = 0
+            AND status IN ('blocked', 'pending', 'failed'))"""
 
 
 class Rescued(NamedTuple):
@@ -79,8 +83,11 @@ class MaintenanceStore(ScheduleStore):
         return [(row[0], row[1]) for row in rows]
 
     async def expire(self, limit: int = 1000) -> list[Sequence[Any]]:
-        """Expires waiting jobs: (queue, kind, jobs, the id of one). Frees dedupe keys: (None, None, keys, None)."""
-        return await self._maintenance.fetch("SELECT queue, kind, jobs, example FROM pgworkd.expire_jobs($1)", limit)
+        """Expires waiting jobs: (queue, kind, jobs, the id of one). Frees dedupe keys: (None, None, keys, None).
+
+        The last row is (None, None, 0, None) if other jobs that wait may expire later.
+        """
+        return await self._maintenance.fetch(_EXPIRE, limit)
 
     async def unblock(self) -> int:
         """Unblocks jobs that wait in vain, cancels dependents of dead jobs; returns the number of keys and jobs."""

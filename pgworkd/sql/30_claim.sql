@@ -60,10 +60,16 @@ RETURNS tid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_careful boolean := is_careful();
+    v_scope   text := scope_of(p_queue);
 BEGIN
     IF NOT may_run_suspect(p_worker) THEN
         RETURN '{}';
     END IF;
+    UPDATE jobs j SET serialize_scope = nullif(v_scope, p_queue)  -- as in pick()
+    WHERE p_locked AND j.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM jobs s
+        WHERE s.queue = p_queue AND waits_suspect(s) AND s.serialize_key IS NOT NULL
+          AND coalesce(s.serialize_scope, s.queue) <> v_scope FOR UPDATE SKIP LOCKED));
     RETURN ARRAY(
         SELECT j.ctid FROM jobs j
         WHERE j.queue = p_queue AND waits_suspect(j)
@@ -191,6 +197,10 @@ BEGIN
             PERFORM lock_queue(p_queue);
         ELSE
             PERFORM lock_queues(ARRAY[p_queue, v_scope]);
+        END IF;
+        IF (SELECT q.serialize_scope FROM queues q WHERE q.name = p_queue)
+               IS DISTINCT FROM v_scope THEN
+            RETURN;  -- it changed meanwhile: the next claim locks what counts now
         END IF;
         PERFORM set_config('pgworkd.queue_locked', 'on', true);
         -- otherwise all that waited would be charged to the time at which they began to wait

@@ -170,6 +170,7 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_job   jobs;
     v_queue queues;
+    v_scope text;
     v_now   timestamptz;
     v_room  int;
 BEGIN
@@ -178,7 +179,20 @@ BEGIN
     PERFORM lock_queues(ARRAY[p_queue, coalesce(v_queue.serialize_scope, p_queue)::text])
     FROM jobs j WHERE j.id = p_id AND j.queue = p_queue
       AND (v_queue.limited OR j.serialize_key IS NOT NULL OR j.limit_key IS NOT NULL);
+    v_scope := v_queue.serialize_scope;
+    SELECT * INTO v_queue FROM queues q WHERE q.name = p_queue;
+    IF v_queue.serialize_scope IS DISTINCT FROM v_scope THEN
+        why := 'locked';  -- it changed meanwhile
+        RETURN NEXT;
+        RETURN;
+    END IF;
     SELECT clock_after_waiting() INTO v_now;  -- as claim(), once it has the lock
+    UPDATE jobs j SET serialize_scope = v_scope, promoted = v_now  -- as in pick()
+    WHERE j.ctid = ANY (ARRAY(
+        SELECT s.ctid FROM jobs s
+        WHERE s.id = p_id AND s.queue = p_queue AND s.serialize_key IS NOT NULL
+          AND s.status IN ('pending', 'failed', 'blocked')
+          AND s.serialize_scope IS DISTINCT FROM v_scope FOR UPDATE SKIP LOCKED));
     SELECT * INTO v_job FROM jobs j WHERE j.id = p_id AND j.queue = p_queue FOR UPDATE SKIP LOCKED;
     IF v_job.id IS NULL THEN
         why := CASE WHEN EXISTS (SELECT FROM jobs j WHERE j.id = p_id AND j.queue = p_queue)

@@ -6,12 +6,17 @@ CREATE OR REPLACE FUNCTION scope_of(p_queue text) RETURNS text LANGUAGE sql STAB
     RETURN coalesce((SELECT q.serialize_scope::text FROM queues q WHERE q.name = p_queue), p_queue);
 
 -- Refuses another scope for a queue whose jobs have keys of the one before: a key must not be in
--- two. Locks nothing.
+-- two. A job that is committed later, by a transaction that has not seen the new scope, gets that
+-- from the claim that meets it. Locks the queue and both scopes, so that no claim goes by the old
+-- one.
 CREATE OR REPLACE FUNCTION queue_rescoped() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_queue text := CASE WHEN TG_OP = 'DELETE' THEN OLD.name ELSE NEW.name END;
+    v_queue text := CASE WHEN TG_OP = 'INSERT' THEN NEW.name ELSE OLD.name END;
 BEGIN
+    PERFORM lock_queues(array_remove(ARRAY[
+        v_queue, CASE WHEN TG_OP <> 'INSERT' THEN OLD.serialize_scope END,
+        CASE WHEN TG_OP <> 'DELETE' THEN NEW.serialize_scope END], NULL));
     IF EXISTS (SELECT FROM jobs j WHERE j.queue = v_queue AND j.serialize_key IS NOT NULL
                  AND j.status <> 'completed') THEN
         RAISE EXCEPTION 'queue % has jobs with a serialize_key: its serialize_scope must stay',
@@ -23,8 +28,9 @@ BEGIN
 END $$;
 CREATE OR REPLACE TRIGGER queue_scoped BEFORE INSERT ON queues FOR EACH ROW
     WHEN (NEW.serialize_scope IS NOT NULL) EXECUTE FUNCTION queue_rescoped();
-CREATE OR REPLACE TRIGGER queue_rescoped BEFORE UPDATE OF serialize_scope ON queues FOR EACH ROW
-    WHEN (NEW.serialize_scope IS DISTINCT FROM OLD.serialize_scope)
+CREATE OR REPLACE TRIGGER queue_rescoped BEFORE UPDATE OF serialize_scope, name ON queues
+    FOR EACH ROW WHEN (NEW.serialize_scope IS DISTINCT FROM OLD.serialize_scope
+                       OR NEW.name <> OLD.name AND OLD.serialize_scope IS NOT NULL)
     EXECUTE FUNCTION queue_rescoped();
 CREATE OR REPLACE TRIGGER queue_unscoped BEFORE DELETE ON queues FOR EACH ROW
     WHEN (OLD.serialize_scope IS NOT NULL) EXECUTE FUNCTION queue_rescoped();
@@ -75,6 +81,7 @@ DECLARE
     v_met    tid[];
     v_take   tid[];
     v_park   tid[];
+    v_stray  tid[];                              -- of another scope: see queue_rescoped()
     v_parked tid[];
     v_turns  boolean;
     v_round  boolean;                            -- this one has left out nothing
@@ -132,10 +139,12 @@ BEGIN
         END IF;
         SELECT (array_agg(y.ctid ORDER BY y.place) FILTER (WHERE y.free))[:v_room],
                array_agg(y.ctid) FILTER (WHERE NOT y.free),
-               (array_agg(y.place ORDER BY y.place) FILTER (WHERE y.free))[v_room + 1]
-        INTO v_take, v_park, v_stop
+               (array_agg(y.place ORDER BY y.place) FILTER (WHERE y.free))[v_room + 1],
+               array_agg(y.ctid) FILTER (WHERE y.free IS NULL)
+        INTO v_take, v_park, v_stop, v_stray
         FROM (SELECT x.ctid, x.place, CASE  -- of several with one key only the first is asked for
                   WHEN x.serialize_key IS NULL OR x.status = 'failed' AND NOT x.yields THEN true
+                  WHEN x.scope <> coalesce(v_queue.serialize_scope, p_queue) THEN NULL
                   WHEN row_number() OVER (PARTITION BY x.scope, x.serialize_key
                                           ORDER BY x.run_at, x.id) > 1 THEN false
                   ELSE NOT EXISTS (SELECT FROM jobs h
@@ -203,6 +212,12 @@ BEGIN
         END IF;
         -- Neither taken nor locked rows must be read again. (Parked ones are not: each row read is
         -- compared with all of these.)
+        IF v_stray IS NOT NULL THEN
+            UPDATE jobs j
+            SET serialize_scope = v_queue.serialize_scope, promoted = clock_after_waiting()
+            WHERE j.ctid = ANY (ARRAY(SELECT s.ctid FROM jobs s WHERE s.ctid = ANY (v_stray)
+                                      FOR UPDATE SKIP LOCKED));
+        END IF;
         v_seen := v_seen || v_take || ARRAY(SELECT unnest(v_park) EXCEPT SELECT unnest(v_parked));
         EXIT WHEN cardinality(picked) >= p_room OR cardinality(v_met) = 0 AND v_round;
         v_rounds := v_rounds + 1;

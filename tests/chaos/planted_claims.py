@@ -183,6 +183,24 @@ BUGS = (
         tests=_ONE,
     ),
     sql(
+        "a job that had not seen the scope of its queue runs in its old line",
+        "                  WHEN x.scope <> coalesce(v_queue.serialize_scope, p_queue) THEN NULL\n",
+        "",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
+        "a queue gets a scope beside the claims under way",
+        "    PERFORM lock_queues(array_remove(ARRAY[",
+        "    PERFORM (array_remove(ARRAY[",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
+        "a queue with a scope may be renamed under its jobs",
+        "                       OR NEW.name <> OLD.name AND OLD.serialize_scope IS NOT NULL)",
+        "                       OR false)",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
         "a claim locks its queue alone, and not the scope of its keys",
         "        IF v_scope IS NULL THEN\n",
         "        IF true THEN\n",
@@ -196,8 +214,8 @@ BUGS = (
     ),
     sql(
         "the scope of a queue may change under its jobs",
-        "WHEN (NEW.serialize_scope IS DISTINCT FROM OLD.serialize_scope)",
-        "WHEN (false)",
+        "FOR EACH ROW WHEN (NEW.serialize_scope IS DISTINCT FROM OLD.serialize_scope\n",
+        "FOR EACH ROW WHEN (false\n",
         tests="tests/sql/test_serialize_scopes.py",
     ),
     sql(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import anyio
 import asyncpg
+import pytest
 
 from pgworkd import App
 from pgworkd.core import events
+from pgworkd.engine.life import maintenance
 from pgworkd.engine.life.maintenance import Periods
 from tests.kits.cli import Shell, clean, shell
-from tests.kits.daemon import running
+from tests.kits.daemon import running, until
 
 __all__ = ["clean", "shell"]  # fixtures
 
@@ -39,6 +42,30 @@ async def test_the_log_counts_expired_jobs_by_queue_and_kind(dsn: str, db: async
     assert {(row["status"], row["past"]) for row in rows} == {("expired", True)}
     examples = {fact["job_id"] for fact in told.values()}
     assert examples < {row["id"] for row in rows}, "one of each"
+
+
+async def test_a_job_that_has_expired_soon_holds_up_its_line_no_more(
+    dsn: str, db: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "EXPIRED_S", 0.1)
+    app, done = App(), anyio.Event()
+
+    @app.handler("sound")
+    async def sound() -> None:
+        done.set()
+
+    await db.execute(
+        "INSERT INTO pgworkd.queues (name, serialize_scope) VALUES ('lights', 'stage'), ('sound', 'stage')"
+    )
+    insert = "INSERT INTO pgworkd.jobs (queue, serialize_key, expires_at) VALUES ($1, 'k', $2::text::timestamptz)"
+    await db.execute(insert, "lights", "2100-01-01Z")  # nobody serves it
+    await db.execute(insert, "sound", None)
+    async with running(app, dsn, periods=Periods()) as (_, seen):
+        await until(lambda: db.fetchval("SELECT bool_or(status = 'blocked') FROM pgworkd.jobs"))
+        await db.execute("UPDATE pgworkd.jobs SET expires_at = now() WHERE queue = 'lights'")
+        with anyio.fail_after(5):
+            await done.wait()
+        assert seen.all(events.JOBS_EXPIRED)
 
 
 def test_a_job_shows_when_it_expires_and_when_it_was_claimed(shell: Shell) -> None:

@@ -130,6 +130,7 @@ async def test_what_is_added_again_is_what_is_there(dsn: str, db: Db, word: Any)
         body = {"payloads": [{}, {}], "dedupe_key": ["b", "d"], "on_duplicate": "skip"}
         found = await call.ok("POST", f"/v1/batches/{root.id}/jobs", body)
         assert (found["ids"][0], found["created"]) == (str(first[1]), [False, True])
+        assert found["changed"] == [False, False]
     rows = await db.fetch("SELECT dedupe_key, payload ->> 'n', priority, kind, max_attempts FROM pgworkd.jobs")
     shown = {row[0][37:]: tuple(row)[1:] for row in rows}
     numbers = {"replace": "536", "reschedule": "124", "skip": "124"}[word]

@@ -161,6 +161,50 @@ async def test_a_scope_stays_while_the_queue_has_jobs_with_keys(dsn: str, db: Db
         await db.execute(statement)
 
 
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize("losses", [0, 2])
+async def test_a_job_that_is_committed_after_its_queue_got_a_scope_joins_the_line_of_that(
+    db: Db, other: Db, isolation: str, losses: int
+) -> None:
+    """Its own transaction has not seen the change."""
+    worker_id, another = await v.worker(db), await v.worker(db)
+    await other.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+    await other.execute("SELECT FROM pgworkd.queues")
+    (late,) = await line(other, "k", queue="q")
+    await scoped(db, "stage")
+    (before,) = await line(db, "k", queue="r")
+    await db.execute("UPDATE pgworkd.jobs SET run_at = $2 WHERE id = $1", before, v.at(-60))
+    await other.execute("COMMIT")
+    await db.execute("UPDATE pgworkd.jobs SET losses = $2 WHERE id = $1", late, losses)
+    assert await take_ids(db, worker_id, queue="q") == []
+    assert await take_ids(db, worker_id, queue="r") == [before]
+    assert await take_ids(db, another, queue="q") == []
+    row = await db.fetchrow("SELECT why, waits_for FROM pgworkd.claim_one($1, NULL, 'q', $2)", another, late)
+    assert row in [("key", [before]), ("blocked", [before])]
+    await v.complete(db, [before])
+    assert await take_ids(db, another, queue="q") == [late]
+
+
+async def test_a_scope_waits_for_the_claims_under_way(db: Db, other: Db, third: Db) -> None:
+    worker_id = await v.worker(db)
+    (job,) = await line(db, "k", queue="q")
+    await db.execute("BEGIN")
+    assert await take_ids(db, worker_id, queue="q") == [job]
+    async with anyio.create_task_group() as tasks:
+        changed = Later(tasks, scoped(other, "stage", "q"))
+        await waits_for_lock(third, other)
+        await db.execute("COMMIT")
+        with pytest.raises(asyncpg.CheckViolationError, match="queue q has jobs with a serialize_key"):
+            await changed.answer()
+
+
+async def test_a_queue_with_a_scope_is_not_renamed_while_it_has_jobs_with_keys(db: Db) -> None:
+    await scoped(db, "stage", "q")
+    await line(db, "k", queue="q")
+    with pytest.raises(asyncpg.CheckViolationError, match="queue q has jobs with a serialize_key"):
+        await db.execute("UPDATE pgworkd.queues SET name = 'p' WHERE name = 'q'")
+
+
 async def test_a_scope_is_set_and_shown_by_each_door(dsn: str, db: Db) -> None:
     async def shown() -> Any:
         return await db.fetchval("SELECT serialize_scope FROM pgworkd.queues WHERE name = 'q'")

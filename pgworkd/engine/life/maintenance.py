@@ -42,6 +42,8 @@ AGAIN_FIRST_S, AGAIN_CAP_S = 0.2, 2.0
 """Delays before locked rows are tried again; they double up to the cap."""
 REFUSED_PAUSE_S = 10.0
 """Pause after an error other than a lock or a time-out."""
+EXPIRED_S = 10.0
+"""How long a job that has expired may hold up those behind it in the line of its serialize_key, once one is known."""
 DROP_PAUSE_S = 0.1
 """Pause between dropping two partitions of the history: each drop blocks all settles until its commit."""
 
@@ -263,14 +265,16 @@ class Maintenance:
     async def _expire(self) -> float:
         limit = self._step("expire", EXPIRE_MAX)
         jobs = keys = 0
+        longest_s = self._periods.expire_s
         for queue, kind, count, example in await self._store.expire(limit):
             if queue is None:
-                keys = count
+                keys = max(keys, count)
+                longest_s = longest_s if count else min(longest_s, EXPIRED_S)
                 continue
             jobs += count
             self._counters.expired(queue, kind, count)
             self._events.emit(events.JOBS_EXPIRED, queue=queue, kind=kind, count=count, job_id=str(example))
-        return 0.0 if max(jobs, keys) >= limit else self._periods.expire_s
+        return 0.0 if max(jobs, keys) >= limit else longest_s
 
     async def _unblock(self) -> float:
         """Promotes next jobs of freed keys whose rows were locked when the key was freed, or were changed by hand."""

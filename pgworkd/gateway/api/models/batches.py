@@ -129,9 +129,13 @@ class AddIn(Model):
 
 
 class Added(Ids):
-    """The ids of the jobs, in their order. With `on_duplicate`: which are new; others are the holders of the keys."""
+    """The ids of the jobs, in their order. With `on_duplicate`: which are new; others are the holders of the keys.
+
+    `changed`: which of these were changed as asked. A job that runs, or has ended, is not.
+    """
 
     created: list[bool] | None = None
+    changed: list[bool] | None = None
 
 
 class BatchMade(Answer):

@@ -133,7 +133,8 @@ async def add_jobs(request: Request, batch_id: PathId, body: AddIn, key: Idempot
         added = await Batch(call.connection, batch_id).add(body.payloads, **body.options())
         if body.on_duplicate is None:
             return await call.answered({"ids": added})
-        return await call.answered({"ids": [each.id for each in added], "created": [each.created for each in added]})
+        columns = zip(*added, strict=True) if added else ((), (), ())
+        return await call.answered(dict(zip(("ids", "created", "changed"), columns, strict=True)))
 
 
 @router.post("/batches/{batch_id}/seal", response_model=Sealed, responses=documented("not-found", "batch-closed"))

@@ -24,7 +24,6 @@ from pgworkd.gateway.api.models.workers import (
     BeatIn,
     BeatOut,
     Claimed,
-    ClaimId,
     ClaimIn,
     QueuesIn,
     Served,
@@ -62,8 +61,12 @@ NOT_CLAIMED = {
 """By why a job was not claimed: the slug of the answer."""
 PROGRESS_BYTES_MAX = 2000
 LastClaim = Annotated[
-    ClaimId | None,
-    Query(description="The last claim: what those up to it have taken has been settled, was listed, or has not begun"),
+    int | None,
+    Query(
+        ge=0,
+        le=2**31 - 1,
+        description="The last claim: what those up to it have taken has been settled, was listed, or has not begun",
+    ),
 ]
 Secret = Annotated[
     str, Header(alias="Pgworkd-Secret", max_length=100, description="`secret` of the answer to the registration")
@@ -164,7 +167,7 @@ async def _refusal(request: Request, job_id: UUID, refused: NotClaimed) -> Probl
     more: dict[str, Any] = {"job_status": job.status}
     if refused.again_s is not None:
         more["again_s"] = refused.again_s
-    said = f"job {job_id} is {job.status}"
+    said = f"job {job_id} " + ("has expired" if why == "expired" else f"is {job.status}")
     if slug == "not-due":
         more["run_at"] = job.run_at
     elif slug == "job-running":
