@@ -95,8 +95,10 @@ class GatewayStore:
     async def sign_off(self, worker_id: int) -> bool:
         """Ends the registration; what is still running goes back."""
         with contextlib.suppress(WorkerLost):  # it has ended, by a call without an answer or because it lost its lease
-            await beat(self._http, self.held, worker_id, "stopping")  # what we know nothing of has not begun
-            known = f"?claim_id={self.held.claim_id}" if self.held.claim_id else ""
+            claim_id = self.held.claim_id  # before the list
+            answer = await beat(self._http, self.held, worker_id, "stopping")
+            # What we know nothing of has not begun; where the list could not be noted, more may have.
+            known = f"?claim_id={claim_id}" if answer["listed"] else ""
             await self._http.call("DELETE", f"/v1/workers/{worker_id:d}{known}", worker_id=worker_id)
         return True
 

@@ -148,15 +148,15 @@ BUGS = (
     python(
         "a sign-off makes a job dead that its worker never knew of",
         "gateway/api/routes/workers",
-        "    await remote.watch.take_leave(worker)\n",
-        "",
-        tests="tests/http/test_workers.py",
+        "claim_id or worker.claim_id or None",
+        "claim_id",
+        tests="tests/http/test_worker_lists.py",
     ),
     python(
         "a remote daemon does not say what it holds before it signs off",
         "remote/store",
-        '            await beat(self._http, self.held, worker_id, "stopping")',
-        "            pass",
+        '            answer = await beat(self._http, self.held, worker_id, "stopping")',
+        '            answer = {"listed": True}',
         tests="tests/sources/test_sources.py",
     ),
     python(

@@ -197,7 +197,7 @@ async def test_signing_off_makes_nothing_dead_that_the_worker_never_knew_of(dsn:
         worker = await registered(call)
         first, _ = [*await worker.claim(), *await worker.claim()]  # the answer to the second one is lost
         await worker.beat(first)
-        assert await worker.sign_off() == 1
+        assert await worker.sign_off() == 2
     assert [(await row(db, each))[0] for each in (known, unknown)] == ["dead", "pending"]
 
 

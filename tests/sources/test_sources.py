@@ -234,13 +234,16 @@ async def test_a_worker_that_has_signed_off_has_no_lease(place: Place) -> None:
 
 @pytest.mark.parametrize("source", ["gateway"], indirect=True)
 async def test_what_a_remote_daemon_never_knew_of_is_not_dead_after_its_sign_off(place: Any) -> None:
-    ids = await place.insert()
-    await place.db.execute("UPDATE pgworkd.jobs SET max_attempts = 1 WHERE id = ANY ($1)", ids)
+    begun = await place.insert()
+    await place.db.execute("UPDATE pgworkd.jobs SET max_attempts = 1")
     worker = await register(place)
+    assert len(await claim(place, worker)) == 1
+    unknown = await place.insert()
+    await place.db.execute("UPDATE pgworkd.jobs SET max_attempts = 1")
     place.source.held.add = lambda *_: None  # the answer is lost
     assert len(await claim(place, worker)) == 1
     assert await place.source.sign_off(worker)
-    assert await place.statuses(ids) == ["pending"]
+    assert await place.statuses(begun + unknown) == ["dead", "pending"]
 
 
 @pytest.mark.parametrize("source", DATABASES, indirect=True)

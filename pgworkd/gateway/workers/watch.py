@@ -20,7 +20,7 @@ from pgworkd.database.reconnect import Outage
 from pgworkd.database.remote_store import RemoteStore, RunningAttempt
 from pgworkd.database.store import Rescued
 from pgworkd.errors import PgworkdError
-from pgworkd.gateway.workers.workers import RemoteWorker, RemoteWorkers
+from pgworkd.gateway.workers.workers import RemoteWorkers
 
 PERIOD_S = 5.0
 RECOUNT_PERIOD_S = 1.0
@@ -100,11 +100,6 @@ class Watch:
                 dropped += worker.not_listed(by_worker[worker.id])
             if dropped:
                 await self._take_back(dropped)
-
-    async def take_leave(self, worker: RemoteWorker) -> None:
-        """Takes back what a worker that signs off was given without its knowledge."""
-        if dropped := worker.not_listed(await self._store.attempts_of([worker.id])):
-            await self._take_back(dropped)
 
     async def _take_back(self, dropped: Sequence[Fence]) -> None:
         try:

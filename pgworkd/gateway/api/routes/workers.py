@@ -255,7 +255,6 @@ async def sign_off(
     needed_any(request, "work")
     remote = gateway_of(request).remote
     worker = await _worker(gateway_of(request), worker_id, secret)
-    await remote.watch.take_leave(worker)
     given_back = await remote.remote.abandon(worker.id, claim_id or worker.claim_id or None)
     remote.workers.lose(worker_id)
     if given_back is None:
