@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pgworkd.client.new_job import JobOptions
 
 _INT4 = 2**31
+_WAITING = ("pending", "failed", "blocked")
 
 DedupeFor = Annotated[
     float | None, duration("--dedupe-for-s", text="Time from now for which the dedupe key stays taken.")
@@ -178,15 +179,20 @@ def job(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Show all of one job, with its payload, result and errors."""
-    found = ask_any(dsn, lambda admin: admin.jobs.get(job_id))
-    if found is None:
-        raise _unknown_job(job_id)
+    """Show all of one job, with its payload, result and errors, and why it does not run."""
+
+    async def question(admin: Admin) -> tuple[JobDetails, list[Explanation] | None]:
+        found = await admin.jobs.get(job_id)
+        if found is None:
+            raise _unknown_job(job_id)
+        return found, await admin.jobs.explain(job_id) if found.status in _WAITING else None
+
+    found, reasons = ask_any(dsn, question)
     facts = found._asdict() | {name: parsed(getattr(found, name)) for name in ("payload", "result", "meta", "errors")}
     if json:
-        as_json(facts)
+        as_json(facts | {"reasons": None if reasons is None else [each._asdict() for each in reasons]})
     else:
-        _print_job(found, facts)
+        _print_job(found, facts, [] if reasons is None else ["", "why it waits:", *_told(reasons)])
 
 
 def explain(
@@ -252,7 +258,7 @@ def _unknown_job(job_id: UUID) -> PgworkdError:
     return PgworkdError(f"no job has the id {job_id}: it is unknown, or its history has been deleted")
 
 
-def _print_job(found: JobDetails, facts: dict[str, Any]) -> None:
+def _print_job(found: JobDetails, facts: dict[str, Any], more: list[str]) -> None:
     import json
 
     lines = []
@@ -270,4 +276,4 @@ def _print_job(found: JobDetails, facts: dict[str, Any]) -> None:
         # That of a lost attempt begins with its type, as `jobs.error` shows it without one.
         lines += ["", escaped(where), escaped(f"  {kind}{message.removeprefix(kind)}")]
         lines += [f"    {escaped(line)}" for line in str(known.get("traceback") or "").splitlines()]
-    out("\n".join(lines))
+    out("\n".join(lines + more))

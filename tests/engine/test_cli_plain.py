@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgworkd.admin.explained import Explanation
 from pgworkd.admin.queries import JobDetails
 from pgworkd.cli import output
-from pgworkd.cli.jobs import _print_job
+from pgworkd.cli.jobs import _print_job, _told
 from tests.kits.cli import Shell, clean, shell
 from tests.kits.models import examples
 
@@ -54,7 +55,8 @@ def test_any_text_in_a_table_is_one_row(printed: Any, terminal: bool, texts: lis
 def test_any_text_in_a_job_stays_in_its_field(printed: Any, text: str) -> None:
     fields = dict.fromkeys(JobDetails._fields, text)
     errors = [{"type": text, "message": text, "traceback": text, "worker": text}]
-    said = printed(_print_job, JobDetails(**fields), fields | {"errors": errors})
+    why = _told([Explanation("key", text, text, None, None)])
+    said = printed(_print_job, JobDetails(**fields), fields | {"errors": errors}, why)
     assert FORBIDDEN.isdisjoint(said)
     said.encode()
     assert json.loads(printed(output.as_json, fields)) == fields

@@ -31,7 +31,9 @@ def test_each_reason_is_told_with_what_ends_it(shell: Shell) -> None:
         "      ends with: pgworkd run --queue mail",
     ]
     assert shell("explain", "--queue", "mail").stdout == said
+    assert shell("job", str(job)).stdout.endswith("\n\nwhy it waits:" + said.partition(str(job))[2])
     found = json.loads(shell("explain", str(job), "--json").stdout)
+    assert json.loads(shell("job", str(job), "--json").stdout)["reasons"] == found["reasons"]
     assert (found["job"], [each["reason"] for each in found["reasons"]]) == (
         str(job),
         ["future", "paused", "no_worker"],
