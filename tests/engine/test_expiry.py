@@ -65,7 +65,7 @@ async def test_a_job_that_has_expired_soon_holds_up_its_line_no_more(
         await db.execute("UPDATE pgworkd.jobs SET expires_at = now() WHERE queue = 'lights'")
         with anyio.fail_after(5):
             await done.wait()
-        await seen.wait(events.JOBS_EXPIRED, 3)
+        await seen.wait(events.JOBS_EXPIRED)
 
 
 def test_a_job_shows_when_it_expires_and_when_it_was_claimed(shell: Shell) -> None:
