@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.kits import verbs as v
 from tests.kits.models import examples
+from tests.kits.schema import Roles
 from tests.kits.verbs import Db
 
 pytestmark = pytest.mark.usefixtures("t0")
@@ -307,6 +308,13 @@ async def explained(db: Db, count: int) -> int:
 
 async def test_each_reason_alone_keeps_a_job_and_nothing_else_does(db: Db) -> None:
     assert await explained(db, 25) > 50
+
+
+async def test_who_only_reads_may_ask(db: Db, roles: Roles) -> None:
+    await db.execute("INSERT INTO pgworkd.queues (name, paused_until, limit_per_key) VALUES ('q', 'infinity', 1)")
+    job_id = await v.one(db, serialize_key="a", limit_key="x")
+    async with roles.session("reader") as session:
+        assert await reasons(session, job_id) == {"future", "paused", "no_worker"}, "its clock is not ours"
 
 
 @pytest.mark.slow("5,000 jobs in drawn states, each with every reason removed")

@@ -22,6 +22,10 @@ CALLS = {
     "allowance": ("SELECT pgworkd.allowance('q', 5, now())", [SCANS]),
     "forget_rows": ("SELECT pgworkd.forget_rows(7, 100)", [JIT, SCANS, JOINS]),
     "dead_groups": ("SELECT * FROM pgworkd.dead_groups()", [JIT]),
+    "place_of": (
+        "SELECT pgworkd.explain(j.id) FROM pgworkd.jobs j LIMIT 1",
+        [JIT, SCANS, r"\{BITMAPHEAPSCAN\b"],
+    ),
     "mend_dependencies": ("SELECT pgworkd.mend_dependencies()", [JIT]),
     "throughput": ("SELECT * FROM pgworkd.throughput(now() - interval '1 h', now(), 60)", [JIT]),
     "sample_queues": ("SELECT pgworkd.sample_queues()", [JIT]),
