@@ -40,6 +40,12 @@ const note = (event, facts) => {
   const file = `${process.env.CHAOS_DIR}/${process.env.CHAOS_NAME}.jsonl`;
   appendFileSync(file, JSON.stringify([atS, process.env.CHAOS_NAME, event, facts]) + "\\n");
 };
+/** No beat was answered for so long that everything is stopped. */
+const isolated = () => {
+  const now = Number(process.hrtime.bigint()) / 1e9;
+  const since = now - (performance.now() - renewedAt) / 1000;
+  note("isolated", { name: process.env.CHAOS_NAME, since_s: since, until_s: now });
+};
 /** By assignment. @type {Map<string, Job>} */
 const jobs = new Map();
 /** It was not settled: somebody else has it. @param {string} assignment */
@@ -70,6 +76,9 @@ _CHANGES = {
     "name: hostname(),": "name: `${process.env.CHAOS_NAME} lease ${leaseMs / 1000}`,",
     "lease_s: leaseMs / 1000,": "lease_s: 10,",
     '"run"];\n': '"run"];\n      note("daemon.ready", {});\n',
+    "if (performance.now() - renewedAt > leaseMs - marginMs) abandonAll();": (
+        "if (performance.now() - renewedAt > leaseMs - marginMs) { isolated(); abandonAll(); }"
+    ),
     "held.set(assignment, stopped);": "held.set(assignment, stopped);\n  jobs.set(assignment, job);",
     "return; // also 409": "return status === 409 ? stale(assignment) : undefined; // also 409",
     "(0.5 + Math.random()));\n  }\n": "(0.5 + Math.random()));\n  }\n  stale(assignment);\n",

@@ -180,7 +180,13 @@ class Beats:
         # Apart, as it reads the jobs: whoever locks their table must not hold up the leases.
         busy = [worker_id for worker_id in asked if any(beat.may_run for beat in batch[worker_id])]
         gone = await self._tell(busy, held, asked)
-        await self._note_begun([beat for worker_id in asked for beat in batch[worker_id] if beat.report.held])
+        listing = [beat for worker_id in asked for beat in batch[worker_id] if beat.report.held]
+        if gone is None:  # the next statement would wait as long, and workers give up a beat that takes long
+            gone = set()
+            for beat in listing:
+                beat.is_listed = False
+        else:
+            await self._note_begun(listing)
         progress = [each for worker_id in asked for beat in batch[worker_id] for each in beat.report.progress]
         if progress:
             attempts, done, messages = zip(*progress, strict=True)
@@ -195,13 +201,16 @@ class Beats:
 
     async def _tell(
         self, busy: Sequence[int], held: Sequence[Fence], asked: Mapping[int, str | None]
-    ) -> set[tuple[UUID, int]]:
-        """Takes over what these workers are to do; returns what they hold and is not theirs any more."""
+    ) -> set[tuple[UUID, int]] | None:
+        """Takes over what these workers are to do; returns what they hold and is not theirs any more.
+
+        None: somebody has locked all jobs. The leases are renewed.
+        """
         try:
             news = await self._store.news(busy, list(dict.fromkeys(held))) if busy else News([], [])
-        except DatabaseBusy as error:  # somebody has locked all jobs: the leases are renewed
+        except DatabaseBusy as error:
             self._outage.failed(error)
-            return set()
+            return None
         self._workers.apply(news, asked)
         return {(job_id, attempt) for _, job_id, attempt in news.gone}
 
