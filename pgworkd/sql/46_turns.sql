@@ -218,6 +218,7 @@ DECLARE
     v_before   int;
     v_plain    tid[];
     v_both     tid[];
+    v_cut      int;
 BEGIN
     SELECT r.turn, r.searched INTO v_turn, v_searched FROM rates r
     WHERE r.queue = p_queue.name AND r.limit_key = '';
@@ -269,14 +270,16 @@ BEGIN
                                                       p_kinds))
                 ORDER BY j.priority DESC, j.run_at, j.id LIMIT v_room);
             met := met || v_both;
-            cut := (SELECT max(j.priority) FROM jobs j  -- the first that is left
-                    WHERE j.ctid = ANY (v_plain) AND j.ctid <> ALL (v_both));
-            cut := coalesce(cut, CASE WHEN cardinality(v_plain) >= v_room
-                                      THEN coalesce((SELECT j.priority FROM jobs j
-                                                     WHERE j.ctid = v_plain[v_room]), 2147483647)
-                                      ELSE -2147483648 END);
-            ended := ARRAY(SELECT e.priority FROM unnest(ended) AS e (priority)
-                           WHERE e.priority > cut);
+            v_cut := (SELECT max(j.priority) FROM jobs j  -- the first that is left
+                      WHERE j.ctid = ANY (v_plain) AND j.ctid <> ALL (v_both));
+            v_cut := coalesce(v_cut, CASE WHEN cardinality(v_plain) >= v_room
+                                          THEN coalesce((SELECT j.priority FROM jobs j
+                                                         WHERE j.ctid = v_plain[v_room]),
+                                                        2147483647)
+                                          ELSE -2147483648 END);
+            ended := ARRAY(SELECT u.priority FROM unnest(ended) AS u (priority)
+                           WHERE u.priority > v_cut OR v_cut = -2147483648);
+            cut := v_cut;
         ELSIF v_room = 1 AND v_firsts[v_place] IS NOT NULL THEN
             met := met || v_firsts[v_place];
         ELSIF v_room > 0 THEN
