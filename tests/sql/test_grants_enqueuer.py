@@ -166,8 +166,8 @@ async def test_the_enqueue_command_needs_no_more(db: Db, roles: Roles) -> None:
 
 
 NOT_COLUMNS = """
-counted begun claim_id listed serialize_scope created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id
-lease_s status attempts failures losses promoted worker_id waiting_on error errors schedule
+counted begun claim_id listed created_at started_at failed_at lease_until cancel_requested_at occurrence assignment_id
+lease_s serialize_scope status attempts failures losses promoted worker_id waiting_on error errors schedule
 """
 READ = "payload meta error serialize_key limit_key xmin *"
 TABLES = """
