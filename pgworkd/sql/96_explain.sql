@@ -71,13 +71,13 @@ LANGUAGE sql STABLE AS $$
     FROM live l
 $$;
 
--- The place of a due job among those that a claim of up to p_room jobs takes from its queue, from
--- 1, by priority or by turns: see by_turn(). NULL: behind the first 1000 of its class, behind
--- others of its limit_key, of which p_of_key more may start (NULL: any), or a suspect behind
--- another one. p_suspects: some worker may run one; p_kinds: those that some worker knows, NULL:
--- any. Locks nothing.
-CREATE OR REPLACE FUNCTION place_of(p_job jobs, p_queue queues, p_room int, p_of_key int,
-                                    p_suspects boolean, p_kinds text[], p_now timestamptz)
+-- The place of a due job among those that claims of one job each take from its queue, from 1, by
+-- priority or by turns: see by_turn(). NULL: behind the first 1000 of its class, behind others of
+-- its limit_key, of which p_of_key more may start (NULL: any), or a suspect behind another one.
+-- p_suspects: some worker may run one; p_kinds: those that some worker knows, NULL: any. Locks
+-- nothing.
+CREATE OR REPLACE FUNCTION place_of(p_job jobs, p_queue queues, p_of_key int, p_suspects boolean,
+                                    p_kinds text[], p_now timestamptz)
 RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -113,12 +113,12 @@ BEGIN
     ), keys AS (
         SELECT f.key, CASE WHEN f.key = coalesce(p_job.limit_key::text, '')
                            THEN coalesce(p_of_key, 1000000)
-                           ELSE room_of_key(p_queue, f.key, p_now) END AS room,
-               ceil(p_room::float8 / (count(*) OVER () + (bool_and(f.key <> '') OVER ())::int))
-                   AS share
+                           ELSE room_of_key(p_queue, f.key, p_now) END AS room
         FROM (SELECT DISTINCT f.key FROM free f) f
     ), counted AS (
-        SELECT f.*, k.room, k.share,
+        SELECT f.*, k.room,
+               row_number() OVER (PARTITION BY f.key, f.class
+                                  ORDER BY f.priority DESC, f.run_at, f.id) AS turn,
                row_number() OVER (PARTITION BY f.key
                                   ORDER BY f.class, f.priority DESC, f.run_at, f.id) AS nth,
                row_number() OVER (PARTITION BY f.class
@@ -128,7 +128,7 @@ BEGIN
     )
     SELECT o.place FROM (
         SELECT c.id, row_number() OVER (
-            ORDER BY c.class, CASE WHEN v_turns THEN ceil(c.nth / c.share) END,
+            ORDER BY c.class, CASE WHEN v_turns THEN c.turn END,
                      CASE WHEN v_turns THEN c.key <= v_turn END, CASE WHEN v_turns THEN c.key END,
                      c.priority DESC, c.run_at, c.id) AS place
         FROM counted c WHERE c.nth <= c.room AND (c.class = 1 OR c.nth_of_class = 1)) o
@@ -137,8 +137,9 @@ END $$;
 
 -- What keeps a job from running: each row is a reason that is enough by itself, in plain words, and
 -- what ends it; `ends_at`: when, where that is known; `jobs`: for which it waits, ten at most. A
--- job that the next claim takes has no row, and an unknown one neither. Not seen: a lock that
--- another session holds on the job's row, as the transaction does in which a job with
+-- job that the next claim takes has no row, and an unknown one neither. `order` is exact where jobs
+-- start by priority; by turns, and beside suspects, it depends on how many a claim takes. Not seen:
+-- a lock that another session holds on the job's row, as the transaction does in which a job with
 -- transaction=True runs. Locks nothing.
 CREATE OR REPLACE FUNCTION explain(p_id uuid)
 RETURNS TABLE (reason text, says text, ends text, ends_at timestamptz, jobs uuid[])
@@ -206,8 +207,8 @@ BEGIN
                       nullif(v_key.room, 0));
     IF v_waits AND v_job.status <> 'blocked' AND v_job.run_at <= v_now AND v_before IS NULL
        AND in_time(v_job, v_now) AND (v_job.losses < 2 OR v_who.unsuspected > 0) THEN
-        v_place := coalesce(place_of(v_job, v_queue, v_most, v_of_key, v_who.unsuspected > 0,
-                                     v_who.kinds, v_now), 2147483647);
+        v_place := coalesce(place_of(v_job, v_queue, v_of_key, v_who.unsuspected > 0, v_who.kinds,
+                                     v_now), 2147483647);
     END IF;
     RETURN QUERY
     SELECT r.reason, r.says, r.ends, r.ends_at, r.jobs

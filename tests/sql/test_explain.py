@@ -224,18 +224,26 @@ async def play(db: Db, worker_id: int, limit: int, end: str) -> None:
         )
 
 
+INEXACT = """SELECT EXISTS (SELECT FROM pgworkd.jobs WHERE losses > 1) OR EXISTS (
+    SELECT FROM pgworkd.queues WHERE fair OR limit_per_key IS NOT NULL OR rate_per_key IS NOT NULL)"""
+"""By turns, and beside suspects, claims of many jobs and of one take others: `order` is what claims of one take."""
+
+
 class Judge:
     """Compares the reasons of one job with what claims do."""
 
-    def __init__(self, db: Db, job_id: uuid.UUID, found: set[str]) -> None:
+    def __init__(self, db: Db, job_id: uuid.UUID, found: set[str], *, exact: bool) -> None:
+        """`exact`: jobs start by priority, so that `order` is exact."""
         self.db, self.job_id, self.found = db, job_id, found
+        self.free = set() if exact else {"order"}
+        """What may be there, or not."""
         self.wrong: list[str] = []
         self.waits = not found & {"dead", "running", "lost"}
         """Whether the job waits; else it has reasons of its own once it does."""
 
     async def without(self, left: set[str]) -> bool:
         """Whether it is taken without any reason but these."""
-        gone = self.found - left
+        gone = (self.found | self.free) - left
         await remove(self.db, self.job_id, gone)
         for _ in range(4):
             if not (more := await reasons(self.db, self.job_id) - left):
@@ -260,13 +268,13 @@ class Judge:
 
     async def judge(self) -> list[str]:
         """What is wrong with the reasons."""
-        if await taken(self.db, self.job_id) is bool(self.found):
+        if not self.free and await taken(self.db, self.job_id) is bool(self.found):
             self.wrong.append(f"it is {'' if self.found else 'not '}taken, and the reasons are {self.found}")
         if "ended" in self.found:
             return self.wrong
         if not await undone(self.db, lambda: self.without(set())):
             self.wrong.append(f"it is not taken without {self.found}")
-        for reason in self.found if self.waits else ():
+        for reason in self.found - self.free if self.waits else ():
             if await undone(self.db, lambda reason=reason: self.without({reason})):  # type: ignore[misc]
                 self.wrong.append(f"it is taken in spite of {reason} of {self.found}")
         sql = "SELECT reason, ends_at FROM pgworkd.explain($1) WHERE isfinite(ends_at) AND reason <> 'lost'"
@@ -284,7 +292,8 @@ async def judged(db: Db, job_id: uuid.UUID) -> list[str]:
     """What is wrong with the reasons of this job."""
     found = await reasons(db, job_id)
     SEEN.update(found)
-    return await Judge(db, job_id, found).judge()
+    exact = not await db.fetchval(INEXACT)
+    return await Judge(db, job_id, found, exact=exact).judge()
 
 
 async def explained(db: Db, count: int) -> int:
