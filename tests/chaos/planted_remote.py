@@ -183,8 +183,15 @@ BUGS = (
     python(
         "a lock on all jobs costs remote workers their lease",
         "gateway/workers/beats",
-        "        except DatabaseBusy as error:  # somebody has locked all jobs: the leases are renewed\n",
-        "        except ZeroDivisionError as error:\n",
+        "        except DatabaseBusy as error:\n            self._outage.failed(error)\n            return None",
+        "        except ZeroDivisionError as error:\n            self._outage.failed(error)\n            return None",
+        tests="tests/http/test_worker_lists.py",
+    ),
+    python(
+        "what was not asked for under a lock counts as listed",
+        "gateway/workers/beats",
+        "                beat.is_listed = False\n",
+        "                beat.is_listed = True\n",
         tests="tests/http/test_worker_lists.py",
     ),
     python(
