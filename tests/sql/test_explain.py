@@ -22,8 +22,8 @@ from tests.kits.verbs import Db
 pytestmark = pytest.mark.usefixtures("t0")
 KINDS = [None, None, "k"]
 KEYS = [None, None, "a", "b"]
-LATER = {"order", "key"}
-"""Reasons that may appear once others are gone: a job has a place, or stands in a line, only while it waits."""
+LATER = {"order", "key", "slots", "suspect"}
+"""Reasons that may appear once others are gone: a place, a line, and the slots of workers that know its kind."""
 SEEN: Counter[str] = Counter()
 """How often each reason was given."""
 

@@ -77,7 +77,7 @@ def test_invalid_rates_are_rejected(text: str, says: str) -> None:
 def test_unsetting_a_rate_also_unsets_its_period_and_burst() -> None:
     assert unset(["rate"], "--unset") == dict.fromkeys(["rate", "rate_period_s", "rate_burst"])
     assert unset(["rate-burst", " MAX-RUNNING "], "--unset") == {"rate_burst": None, "max_running": None}
-    assert unset(["all"], "--unset") == dict.fromkeys([*BOUNDS, "fair", "endpoint"])
+    assert unset(["all"], "--unset") == dict.fromkeys([*BOUNDS, "fair", "endpoint", "serialize_scope"])
     with pytest.raises(UsageError, match="--unset 'speed': give one of concurrency, "):
         unset(["speed"], "--unset")
 
