@@ -114,7 +114,7 @@ class JobDetails(NamedTuple):
     limit_key: str | None
     batch_id: UUID | None
     waits: str | None
-    """What a blocked job waits for, or one that is sent to an endpoint."""
+    """What keeps it from running by its own state, its line and its queue's pause: the first reason of these."""
     progress: float | None
     """0 to 1, as reported by a running handler."""
     doing: str | None
@@ -258,18 +258,9 @@ FINISHED_JOBS = select(
     **OF_JOB,
 )
 MORE_FINISHED_JOBS = "SELECT EXISTS (SELECT FROM pgworkd.finished_jobs ORDER BY id DESC OFFSET $1 LIMIT 1)"
-_WAITS = """CASE j.status::text WHEN 'blocked' THEN (SELECT b.reason FROM pgworkd.blocked_jobs b WHERE b.id = j.id)
-    WHEN 'running' THEN (
-        SELECT 'waits for a callback until '
-            || to_char(r.lease_until::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
-        FROM pgworkd.jobs r JOIN pgworkd.workers w ON w.id = r.worker_id
-        WHERE r.id = j.id AND w.kind = 'standing' AND w.name = 'push')
-    WHEN 'completed' THEN NULL ELSE (
-        SELECT format('waits for the endpoint "%s", which is %s', e.name, CASE WHEN e.disabled_at IS NULL
-            THEN 'paused: ' || e.paused_why ELSE 'disabled: ' || e.disabled_why END)
-        FROM pgworkd.queues q JOIN pgworkd.endpoints e ON e.name = q.endpoint
-        WHERE q.name = j.queue AND j.status IN ('pending', 'failed')
-          AND (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock())) END"""
+_WAITS = """(SELECT h.says FROM pgworkd.jobs w LEFT JOIN pgworkd.queues q ON q.name = w.queue,
+        pgworkd.held_back(w, q, pgworkd.clock()) h
+    WHERE w.id = j.id AND w.status <> 'completed' AND h.reason NOT IN ('running', 'lost', 'dead') LIMIT 1)"""
 ONE_JOB = select(
     JobDetails,
     "FROM pgworkd.jobs_of(ARRAY[$1::uuid]) j LEFT JOIN pgworkd.job_progress p ON p.id = j.id",

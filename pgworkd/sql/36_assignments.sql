@@ -197,36 +197,25 @@ BEGIN
     IF v_job.id IS NULL THEN
         why := CASE WHEN EXISTS (SELECT FROM jobs j WHERE j.id = p_id AND j.queue = p_queue)
                     THEN 'locked' ELSE 'unknown' END;
-    ELSIF v_job.status NOT IN ('pending', 'failed') THEN
-        why := v_job.status;
-    ELSIF NOT in_time(v_job, v_now) THEN
-        why := 'expired';
-    ELSIF v_job.run_at > v_now THEN
-        why := 'not_due';
-        again_s := CASE WHEN isfinite(v_job.run_at)
-                        THEN date_part('epoch', v_job.run_at - v_now) END;
-    ELSIF v_queue.paused_until > v_now THEN
-        why := 'paused';
-        again_s := CASE WHEN isfinite(v_queue.paused_until)
-                        THEN date_part('epoch', v_queue.paused_until - v_now) END;
-    ELSIF NOT key_is_free(coalesce(v_job.serialize_scope, p_queue), v_job.serialize_key,
-                          v_job.status = 'failed' AND NOT v_job.yields, v_job.run_at, p_id) THEN
-        why := 'key';
-    ELSIF v_job.losses > 1 AND NOT may_run_suspect(p_worker) THEN
+    ELSE
+        SELECT CASE WHEN h.reason IN ('future', 'retry') THEN 'not_due' ELSE h.reason END,
+               CASE WHEN isfinite(h.ends_at) THEN date_part('epoch', h.ends_at - v_now) END, h.jobs
+        INTO why, again_s, waits_for FROM held_back(v_job, v_queue, v_now) h
+        WHERE v_job.status <> 'blocked' OR h.reason IN ('dependency', 'key') LIMIT 1;
+        IF v_job.status NOT IN ('pending', 'failed') THEN
+            why := v_job.status;
+            again_s := NULL;
+        END IF;
+    END IF;
+    IF why IS NULL AND v_job.losses > 1 AND NOT may_run_suspect(p_worker) THEN
         why := 'suspect';
-    ELSIF v_queue.limited THEN
+    ELSIF why IS NULL AND v_queue.limited THEN
         SELECT a.room, a.again_s INTO v_room, again_s FROM allowance(p_queue, 1, v_now) a;
         IF v_room < 1 OR NOT key_has_room(p_queue, v_job.limit_key, v_now) THEN
             why := 'limit';
         END IF;
     END IF;
     IF why IS NOT NULL THEN
-        waits_for := CASE
-            WHEN why IN ('blocked', 'key') AND v_job.waiting_on = 0
-                THEN ARRAY[before_in_line(v_job)]
-            WHEN why = 'blocked' THEN ARRAY(
-                SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_id
-                ORDER BY d.depends_on LIMIT 10) END;
         RETURN NEXT;
         RETURN;
     END IF;

@@ -17,42 +17,36 @@ CREATE OR REPLACE FUNCTION burst(p_rate int, p_period_s real, p_burst int)
 RETURNS int LANGUAGE sql IMMUTABLE
     RETURN coalesce(p_burst, least(greatest(1, ceil(0.1 * p_rate / p_period_s)), 1000000)::int);
 
--- Until when the starts of a rate so far are paid for. A time more than a full burst ahead of
--- p_now was written before the clock was set back: it is reset to that, in its row, or nothing
--- would start until the clock is there again. The caller holds the queue's lock. Locks the row of
--- `rates` if it changes it.
-CREATE OR REPLACE FUNCTION spent_until(p_queue text, p_key text, p_rate int, p_period_s real,
-                                       p_burst int, p_now timestamptz)
-RETURNS timestamptz
-LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_spent timestamptz := (SELECT r.spent_until FROM rates r
-                            WHERE r.queue = p_queue AND r.limit_key = p_key);
-    v_most  timestamptz := p_now + make_interval(secs => burst(p_rate, p_period_s, p_burst)
-                                                 * p_period_s::float8 / p_rate);
-BEGIN
-    IF v_spent > v_most + interval '1 s' THEN  -- what a start costs is rounded up
-        UPDATE rates r SET spent_until = v_most WHERE r.queue = p_queue AND r.limit_key = p_key;
-        RETURN v_most;
-    END IF;
-    RETURN v_spent;
-END $$;
-
 -- How many starts a rate allows at p_now, and in how many seconds the next one after those will be
--- free (GCRA: each start costs period / rate seconds; up to burst() starts may be ahead). Locks
--- nothing.
-CREATE OR REPLACE FUNCTION rate_allowance(p_spent_until timestamptz, p_rate int, p_period_s real,
-                                          p_burst int, p_now timestamptz, OUT room int,
-                                          OUT again_s float8)
+-- free (GCRA: each start costs period / rate seconds; up to burst() starts may be ahead). A time
+-- more than a full burst ahead of p_now was written before the clock was set back: `reset_to` is
+-- what it must be (else NULL), and what counts here. Locks nothing.
+CREATE OR REPLACE FUNCTION rate_left(p_queue text, p_key text, p_rate int, p_period_s real,
+                                     p_burst int, p_now timestamptz, OUT room int,
+                                     OUT again_s float8, OUT reset_to timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_cost_s  float8 := p_period_s::float8 / p_rate;
     v_burst   float8 := burst(p_rate, p_period_s, p_burst);
-    v_ahead_s float8 := CASE WHEN p_spent_until > p_now
-                             THEN extract(epoch FROM p_spent_until - p_now) ELSE 0 END;
+    v_ahead_s float8 := extract(epoch FROM (
+        SELECT r.spent_until FROM rates r
+        WHERE r.queue = p_queue AND r.limit_key = p_key AND r.spent_until > p_now) - p_now);
 BEGIN
+    IF v_ahead_s > v_burst * v_cost_s + 1 THEN  -- what a start costs is rounded up
+        v_ahead_s := v_burst * v_cost_s;
+        reset_to := p_now + make_interval(secs => v_ahead_s);
+    END IF;
+    v_ahead_s := coalesce(v_ahead_s, 0);
     room := greatest(floor(v_burst - v_ahead_s / v_cost_s), 0);
     again_s := greatest(v_ahead_s - (v_burst - room - 1) * v_cost_s, 0);
+END $$;
+
+-- Writes a time of rate_left(), without which nothing would start until the clock is where it was
+-- before. NULL: does nothing. The caller holds the queue's lock. Locks that row of `rates`.
+CREATE OR REPLACE FUNCTION reset_rate(p_queue text, p_key text, p_to timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE rates r SET spent_until = p_to WHERE r.queue = p_queue AND r.limit_key = p_key;
 END $$;
 
 -- How many jobs of a queue run, summed over the workers that run any. Locks nothing.
@@ -89,9 +83,11 @@ BEGIN
         room := least(room, v_queue.max_running - running_in(p_queue));
     END IF;
     IF room > 0 AND v_queue.rate IS NOT NULL THEN
-        v_rate := rate_allowance(spent_until(p_queue, '', v_queue.rate, v_queue.rate_period_s,
-                                             v_queue.rate_burst, p_now), v_queue.rate,
-                                 v_queue.rate_period_s, v_queue.rate_burst, p_now);
+        v_rate := rate_left(p_queue, '', v_queue.rate, v_queue.rate_period_s, v_queue.rate_burst,
+                            p_now);
+        IF v_rate.reset_to IS NOT NULL THEN
+            PERFORM reset_rate(p_queue, '', v_rate.reset_to);
+        END IF;
         IF v_rate.room < room THEN
             room := v_rate.room;
             again_s := v_rate.again_s;
@@ -102,11 +98,12 @@ BEGIN
 END $$;
 
 -- How many jobs of one limit_key, of which p_running run and p_taken are about to, may start now
--- by the queue's limits per key and, if a rate allows fewer, when to ask again. The caller holds
--- the queue's lock. Locks nothing.
-CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int,
-                                         p_now timestamptz, OUT room int, OUT again_s float8)
-LANGUAGE plpgsql VOLATILE AS $$
+-- by the queue's limits per key and, if a rate allows fewer, when to ask again; `reset_to`: see
+-- rate_left(). Locks nothing.
+CREATE OR REPLACE FUNCTION key_left(p_queue queues, p_key text, p_running int, p_taken int,
+                                    p_now timestamptz, OUT room int, OUT again_s float8,
+                                    OUT reset_to timestamptz)
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_rate record;
 BEGIN
@@ -114,16 +111,29 @@ BEGIN
                  ELSE greatest(coalesce(p_queue.limit_per_key - p_running, 1000000) - p_taken,
                                0) END;
     IF p_key <> '' AND room > 0 AND p_queue.rate_per_key IS NOT NULL THEN
-        v_rate := rate_allowance(spent_until(p_queue.name, p_key, p_queue.rate_per_key,
-                                             p_queue.rate_per_key_period_s,
-                                             p_queue.rate_per_key_burst, p_now),
-                                 p_queue.rate_per_key, p_queue.rate_per_key_period_s,
-                                 p_queue.rate_per_key_burst, p_now);
+        v_rate := rate_left(p_queue.name, p_key, p_queue.rate_per_key,
+                            p_queue.rate_per_key_period_s, p_queue.rate_per_key_burst, p_now);
+        reset_to := v_rate.reset_to;
         IF v_rate.room - p_taken < room THEN
             room := greatest(v_rate.room - p_taken, 0);
             again_s := v_rate.again_s;
         END IF;
     END IF;
+END $$;
+
+-- As key_left(), for a claim: resets the rate where that is needed. The caller holds the queue's
+-- lock. Locks at most the key's row of `rates`.
+CREATE OR REPLACE FUNCTION key_allowance(p_queue queues, p_key text, p_running int, p_taken int,
+                                         p_now timestamptz, OUT room int, OUT again_s float8)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_left record := key_left(p_queue, p_key, p_running, p_taken, p_now);
+BEGIN
+    IF v_left.reset_to IS NOT NULL THEN
+        PERFORM reset_rate(p_queue.name, p_key, v_left.reset_to);
+    END IF;
+    room := v_left.room;
+    again_s := v_left.again_s;
 END $$;
 
 -- True if a job of this limit_key may start now. For a single one; by_turn() checks many at once.

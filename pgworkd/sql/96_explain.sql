@@ -16,33 +16,6 @@ CREATE OR REPLACE FUNCTION before_in_line(p_job jobs) RETURNS uuid LANGUAGE sql 
          ORDER BY e.run_at, e.id LIMIT 1))
 $$;
 
--- How many starts a rate allows at p_now, and in how many seconds the next one after those is free,
--- as allowance() finds, which may also mend what was spent. Locks nothing.
-CREATE OR REPLACE FUNCTION rate_left(p_queue text, p_key text, p_rate int, p_period_s real,
-                                     p_burst int, p_now timestamptz, OUT room int,
-                                     OUT again_s float8) LANGUAGE sql STABLE AS $$
-    SELECT a.room, a.again_s
-    FROM (SELECT p_now + make_interval(secs => burst(p_rate, p_period_s, p_burst)
-                                               * p_period_s::float8 / p_rate) AS most) m
-    LEFT JOIN rates r ON r.queue = p_queue AND r.limit_key = p_key,
-    rate_allowance(CASE WHEN r.spent_until > m.most THEN m.most ELSE r.spent_until END,
-                   p_rate, p_period_s, p_burst, p_now) a
-$$;
-
--- How many more jobs of a limit_key may start at p_now by the queue's limits per key. Locks
--- nothing.
-CREATE OR REPLACE FUNCTION room_of_key(p_queue queues, p_key text, p_now timestamptz) RETURNS int
-LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN p_key = '' THEN 1000000 ELSE least(
-        coalesce(p_queue.limit_per_key - (SELECT count(*) FROM jobs j
-                                          WHERE j.status = 'running' AND j.queue = p_queue.name
-                                            AND j.limit_key = p_key), 1000000),
-        CASE WHEN p_queue.rate_per_key IS NULL THEN 1000000 ELSE (
-            SELECT l.room FROM rate_left(p_queue.name, p_key, p_queue.rate_per_key,
-                                         p_queue.rate_per_key_period_s,
-                                         p_queue.rate_per_key_burst, p_now) l) END)::int END
-$$;
-
 -- The workers that could claim jobs of this kind and queue now: how many serve the queue, know the
 -- kind, and run no suspect, with their slots for it; `kinds`: all that they know, NULL: any. Locks
 -- nothing.
@@ -113,7 +86,10 @@ BEGIN
     ), keys AS (
         SELECT f.key, CASE WHEN f.key = coalesce(p_job.limit_key::text, '')
                            THEN coalesce(p_of_key, 1000000)
-                           ELSE room_of_key(p_queue, f.key, p_now) END AS room
+                           ELSE (SELECT l.room FROM key_left(p_queue, f.key, (
+                               SELECT count(*) FROM jobs j
+                               WHERE j.status = 'running' AND j.queue = p_queue.name
+                                 AND j.limit_key = f.key)::int, 0, p_now) l) END AS room
         FROM (SELECT DISTINCT f.key FROM free f) f
     ), counted AS (
         SELECT f.*, k.room,
@@ -135,6 +111,86 @@ BEGIN
     WHERE o.id = p_job.id);
 END $$;
 
+-- What keeps a job from running by its own state, its line and its queue's pause, as explain() says
+-- it, in the order in which claim_one() names the first. Locks nothing.
+CREATE OR REPLACE FUNCTION held_back(p_job jobs, p_queue queues, p_now timestamptz)
+RETURNS TABLE (reason text, says text, ends text, ends_at timestamptz, jobs uuid[])
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_worker record;                             -- that runs it
+    v_before uuid;
+    v_holds  boolean;                            -- that one has the key
+BEGIN
+    IF p_job.status = 'running' THEN
+        SELECT w.name, w.kind, w.kind <> 'standing' AND (w.lost_at IS NOT NULL
+                                                         OR w.lease_until < p_now) AS lost,
+               w.lease_until INTO v_worker FROM workers w WHERE w.id = p_job.worker_id;
+        IF v_worker.lost THEN
+            RETURN QUERY VALUES (
+                'lost', format('it runs at worker %s, which does not renew its lease',
+                               v_worker.name),
+                'a daemon that takes it back', v_worker.lease_until::timestamptz, NULL::uuid[]);
+        ELSIF v_worker.kind = 'standing' AND v_worker.name = 'push' THEN
+            RETURN QUERY VALUES ('callback', 'its endpoint has it, and has not called back yet',
+                                 'the callback, or: pgworkd cancel ' || p_job.id,
+                                 p_job.lease_until::timestamptz, NULL::uuid[]);
+        ELSE
+            RETURN QUERY VALUES ('running', format('it runs at worker %s', v_worker.name),
+                                 'its end, or: pgworkd cancel ' || p_job.id,
+                                 p_job.lease_until::timestamptz, NULL::uuid[]);
+        END IF;
+        RETURN;
+    ELSIF p_job.status = 'dead' THEN
+        RETURN QUERY VALUES ('dead', 'it is dead: ' || coalesce(p_job.error, 'without an error'),
+                             'pgworkd retry ' || p_job.id, NULL::timestamptz, NULL::uuid[]);
+        RETURN;
+    END IF;
+    IF NOT in_time(p_job, p_now) THEN
+        RETURN QUERY VALUES ('expired', 'its expires_at has passed before it began',
+                             'nothing: enqueue a new job', NULL::timestamptz, NULL::uuid[]);
+    END IF;
+    IF p_job.run_at > p_now AND p_job.status <> 'blocked' THEN
+        RETURN QUERY VALUES (
+            CASE p_job.status WHEN 'failed' THEN 'retry' ELSE 'future' END,
+            CASE p_job.status WHEN 'failed' THEN 'it waits for its retry: ' || p_job.error
+                              ELSE 'it is not due yet' END,
+            'its run_at', p_job.run_at::timestamptz, NULL::uuid[]);
+    END IF;
+    IF p_queue.paused_until > p_now THEN
+        RETURN QUERY
+        SELECT 'paused', coalesce((
+                   SELECT format('its queue is paused with the endpoint %s: %s', e.name,
+                                 coalesce(e.disabled_why, e.paused_why))
+                   FROM endpoints e
+                   WHERE e.name = p_queue.endpoint
+                     AND (e.disabled_at IS NOT NULL OR e.paused_until >= p_queue.paused_until)),
+                   'its queue is paused'),
+               'pgworkd resume ' || p_job.queue, p_queue.paused_until::timestamptz, NULL::uuid[];
+    END IF;
+    IF p_job.waiting_on > 0 THEN
+        RETURN QUERY
+        SELECT 'dependency', b.reason, 'the end of these jobs', NULL::timestamptz,
+               ARRAY(SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_job.id
+                     ORDER BY d.depends_on LIMIT 10)
+        FROM blocked_jobs b WHERE b.id = p_job.id;
+    ELSIF p_job.status <> 'failed' OR p_job.yields THEN
+        v_before := before_in_line(p_job);
+        SELECT h.status = 'running' OR h.status = 'failed' AND NOT h.yields INTO v_holds
+        FROM jobs h WHERE h.id = v_before;
+        IF v_before IS NOT NULL THEN
+            RETURN QUERY VALUES (
+                'key', format('job %s %s its serialize_key', v_before, CASE
+                    WHEN v_holds THEN 'holds' ELSE 'is before it in the line of' END),
+                'the end of that job', NULL::timestamptz, ARRAY[v_before]);
+        ELSIF p_job.status = 'blocked' THEN
+            RETURN QUERY VALUES (
+                'unblocking', 'it is blocked, though nothing holds its serialize_key any more',
+                'a daemon, within a minute', NULL::timestamptz, NULL::uuid[]);
+        END IF;
+    END IF;
+END $$;
+
 -- What keeps a job from running: each row is a reason that is enough by itself, in plain words, and
 -- what ends it; `ends_at`: when, where that is known; `jobs`: for which it waits, ten at most. A
 -- job that the next claim takes has no row, and an unknown one neither. `order` is exact where jobs
@@ -151,9 +207,8 @@ DECLARE
     v_queue   queues;
     v_kind    text;
     v_waits   boolean;
-    v_worker  record;                            -- that runs it
+    v_held    text[] := '{}';
     v_who     record;
-    v_before  uuid;
     v_most    int;                               -- of all and of its key that may still start
     v_of_key  int;
     v_running int;
@@ -177,16 +232,18 @@ BEGIN
     v_kind := coalesce(v_job.kind, v_job.queue);
     v_waits := v_job.status IN ('pending', 'failed', 'blocked');
     SELECT * INTO v_queue FROM queues q WHERE q.name = v_job.queue;
-    SELECT w.name, w.kind, w.lost_at, w.lease_until INTO v_worker FROM workers w
-    WHERE w.id = v_job.worker_id;
+    FOR reason, says, ends, ends_at, jobs IN SELECT h.* FROM held_back(v_job, v_queue, v_now) h LOOP
+        v_held := v_held || reason;
+        RETURN NEXT;
+    END LOOP;
+    IF NOT v_waits THEN
+        RETURN;
+    END IF;
     IF NOT pg_is_in_recovery() THEN  -- a standby has no row of an unlogged table
         SELECT * INTO v_refused FROM refused_rows r
         WHERE r.what = 'claim' AND r.key = p_id::text AND r.until > v_now;
     END IF;
     v_who := who_could_run(v_job.queue, v_kind, v_now);
-    IF v_waits AND v_job.waiting_on = 0 AND (v_job.status <> 'failed' OR v_job.yields) THEN
-        v_before := before_in_line(v_job);
-    END IF;
     IF v_queue.max_running IS NOT NULL THEN
         v_running := running_in(v_job.queue);
     END IF;
@@ -205,82 +262,42 @@ BEGIN
                     nullif(v_rate.room, 0));
     v_of_key := least(nullif(greatest(v_queue.limit_per_key - v_same, 0), 0),
                       nullif(v_key.room, 0));
-    IF v_waits AND v_job.status <> 'blocked' AND v_job.run_at <= v_now AND v_before IS NULL
-       AND in_time(v_job, v_now) AND (v_job.losses < 2 OR v_who.unsuspected > 0) THEN
+    IF v_held <@ '{paused}' AND (v_job.losses < 2 OR v_who.unsuspected > 0) THEN
         v_place := coalesce(place_of(v_job, v_queue, v_of_key, v_who.unsuspected > 0, v_who.kinds,
                                      v_now), 2147483647);
     END IF;
     RETURN QUERY
     SELECT r.reason, r.says, r.ends, r.ends_at, r.jobs
     FROM (VALUES
-        (v_job.status = 'running' AND (v_worker.lost_at IS NOT NULL OR v_worker.lease_until < v_now)
-         AND v_worker.kind <> 'standing',
-         'lost', format('it runs at worker %s, which does not renew its lease', v_worker.name),
-         'a daemon that takes it back', v_worker.lease_until, NULL::uuid[]),
-        (v_job.status = 'running' AND v_worker.lost_at IS NULL
-         AND (v_worker.lease_until >= v_now OR v_worker.kind = 'standing'),
-         'running', format('it runs at worker %s', v_worker.name),
-         'its end, or: pgworkd cancel ' || p_id, v_job.lease_until, NULL),
-        (v_job.status = 'dead', 'dead', 'it is dead: ' || coalesce(v_job.error, 'without an error'),
-         'pgworkd retry ' || p_id, NULL, NULL),
-        (v_waits AND NOT in_time(v_job, v_now), 'expired',
-         'its expires_at has passed before it began',
-         'nothing: enqueue a new job', NULL, NULL),
-        (v_job.status = 'blocked' AND v_job.waiting_on > 0, 'dependency',
-         (SELECT b.reason FROM blocked_jobs b WHERE b.id = p_id),
-         'the end of these jobs', NULL,
-         ARRAY(SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_id
-               ORDER BY d.depends_on LIMIT 10)),
-        (v_before IS NOT NULL, 'key', format('job %s %s its serialize_key', v_before, CASE WHEN
-            (SELECT h.status = 'running' OR h.status = 'failed' AND NOT h.yields
-             FROM jobs h WHERE h.id = v_before)
-             THEN 'holds' ELSE 'is before it in the line of' END),
-         'the end of that job', NULL, ARRAY[v_before]),
-        (v_job.status = 'blocked' AND v_job.waiting_on = 0 AND v_before IS NULL, 'unblocking',
-         'it is blocked, though nothing holds its serialize_key any more',
-         'a daemon, within a minute', NULL, NULL),
-        (v_job.status = 'pending' AND v_job.run_at > v_now, 'future', 'it is not due yet',
-         'its run_at', v_job.run_at, NULL),
-        (v_job.status = 'failed' AND v_job.run_at > v_now, 'retry',
-         format('it waits for its retry: %s', v_job.error), 'its run_at', v_job.run_at, NULL),
-        (v_waits AND v_queue.paused_until > v_now, 'paused',
-         CASE WHEN v_queue.endpoint IS NOT NULL AND EXISTS (
-                  SELECT FROM endpoints e WHERE e.name = v_queue.endpoint
-                    AND (e.disabled_at IS NOT NULL OR e.paused_until >= v_queue.paused_until))
-              THEN format('its queue is paused with the endpoint %s: %s', v_queue.endpoint, (
-                  SELECT coalesce(e.disabled_why, e.paused_why) FROM endpoints e
-                  WHERE e.name = v_queue.endpoint))
-              ELSE 'its queue is paused' END,
-         'pgworkd resume ' || v_job.queue, v_queue.paused_until, NULL),
-        (v_waits AND v_refused.key IS NOT NULL, 'refused',
+        (v_refused.key IS NOT NULL, 'refused',
          'a claim was refused because of it: ' || v_refused.error, 'another try',
-         v_refused.until, NULL),
-        (v_waits AND NOT is_origin((SELECT o.environment FROM origin o)), 'copy',
+         v_refused.until, NULL::uuid[]),
+        (NOT is_origin((SELECT o.environment FROM origin o)), 'copy',
          'this database is a copy: its jobs belong elsewhere', 'pgworkd adopt', NULL, NULL),
-        (v_waits AND v_who.workers = 0, 'no_worker', 'no worker serves its queue',
+        (v_who.workers = 0, 'no_worker', 'no worker serves its queue',
          CASE WHEN v_queue.endpoint IS NULL THEN 'pgworkd run --queue ' || v_job.queue
               ELSE 'pgworkd push' END, NULL, NULL),
-        (v_waits AND v_who.workers > 0 AND v_who.knowing = 0, 'kind',
+        (v_who.workers > 0 AND v_who.knowing = 0, 'kind',
          format('no worker of its queue has a handler for its kind %s', v_kind),
          'a release that has one', NULL, NULL),
-        (v_waits AND v_who.knowing > 0 AND v_who.free = 0, 'slots',
+        (v_who.knowing > 0 AND v_who.free = 0, 'slots',
          format('all slots for it are taken: %s', v_who.slots), 'the end of another job', NULL,
          NULL),
-        (v_waits AND v_job.losses > 1 AND v_who.knowing > 0 AND v_who.unsuspected = 0, 'suspect',
+        (v_job.losses > 1 AND v_who.knowing > 0 AND v_who.unsuspected = 0, 'suspect',
          format('it was lost with %s workers, and each worker runs one such job at a time',
                 v_job.losses), 'the end of these jobs', NULL, v_who.suspects[1:10]),
-        (v_waits AND v_queue.max_running <= v_running, 'limit',
+        (v_queue.max_running <= v_running, 'limit',
          format('%s jobs of its queue run, at most %s may', v_running, v_queue.max_running),
          'the end of another job', NULL, NULL),
-        (v_waits AND v_queue.rate > 0 AND v_rate.room < 1, 'rate',
+        (v_queue.rate > 0 AND v_rate.room < 1, 'rate',
          format('its queue starts at most %s jobs in %s s', v_queue.rate, v_queue.rate_period_s),
          'time', v_now + make_interval(secs => v_rate.again_s), NULL),
-        (v_waits AND v_queue.limit_per_key <= v_same, 'limit_key',
+        (v_queue.limit_per_key <= v_same, 'limit_key',
          format('%s jobs of its limit_key run, at most %s may', v_same, v_queue.limit_per_key),
          'the end of another job', NULL, ARRAY(
              SELECT j.id FROM jobs j WHERE j.status = 'running' AND j.queue = v_job.queue
                AND j.limit_key = v_job.limit_key LIMIT 10)),
-        (v_waits AND v_queue.rate_per_key > 0 AND v_same >= 0 AND v_key.room < 1, 'rate_key',
+        (v_queue.rate_per_key > 0 AND v_same >= 0 AND v_key.room < 1, 'rate_key',
          format('its limit_key starts at most %s jobs in %s s', v_queue.rate_per_key,
                 v_queue.rate_per_key_period_s),
          'time', v_now + make_interval(secs => v_key.again_s), NULL),

@@ -65,18 +65,19 @@ BEGIN
                 first_run_at follow forget_audit forget_batches forget_calls forget_deaths
                 forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
                 give_back had_time heartbeat hold_queues in_parts is_origin job_added
-                jobs_inserted keep_keys key_allowance key_has_room keyed_behind kinds_elsewhere
+                jobs_inserted keep_keys key_allowance key_has_room key_left
+                keyed_behind kinds_elsewhere
                 known_pools live_gateways lock_queues lock_trees_of make_alerts may_stay_open
                 mend_sequences missed_since mute_errors next_alert_s next_priority note_alert
                 note_deaths note_endpoint of_key
                 overdue_jobs park pause_endpoint percentile places_after presume_dead
                 promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
                 queue_rescoped scope_of
-                queues_audit queues_changed raise_kept rate_allowance rates_follow refuse
+                queues_audit queues_changed raise_kept rate_left rates_follow refuse
                 refuse_claims remove_endpoint remove_schedule report_refused rescue rescue_jobs
                 restore_these retire_schedules retry_delay_s roll_up schedules_audit
                 schedules_notify server_id set_endpoint set_no_wait set_pool set_queue spend
-                spent_until standing_worker starts sum_minutes thin_samples told try_to_claim wake
+                reset_rate standing_worker starts sum_minutes thin_samples told try_to_claim wake
                 warn_of who worker_ended'),
             ('no_jit', '
                 dead_groups mend_dependencies sample_queues throughput usual_runs'),
@@ -95,8 +96,8 @@ BEGIN
                 wanted'),
             ('walk', '
                 became_all before_in_line check_dependencies depend dependencies_added explain
-                fail_overdue forget_rates free_batches lock_trees next_due notify_waiters pass_on
-                payloads place_of promote rate_left room_of_key running_in running_of stuck_lines
+                fail_overdue forget_rates free_batches held_back lock_trees next_due notify_waiters
+                pass_on payloads place_of promote running_in running_of stuck_lines
                 unlocked who_could_run with_below'),
             ('walk_replanned', '
                 finished_of jobs_of matching result_of'),

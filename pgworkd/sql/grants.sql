@@ -127,7 +127,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgwo
     pgworkd.note_endpoint, pgworkd.warn_of TO {worker};
 GRANT EXECUTE ON FUNCTION pgworkd.server_id, pgworkd.is_origin, pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_place, pgworkd.error_group, pgworkd.dead_groups, pgworkd.rule_of,
-    pgworkd.explain, pgworkd.place_of, pgworkd.before_in_line, pgworkd.room_of_key, pgworkd.rate_left, pgworkd.who_could_run, pgworkd.key_is_free, pgworkd.in_time, pgworkd.running_in, pgworkd.rate_allowance, pgworkd.burst
+    pgworkd.explain, pgworkd.place_of, pgworkd.before_in_line, pgworkd.held_back, pgworkd.key_left, pgworkd.rate_left, pgworkd.who_could_run, pgworkd.key_is_free, pgworkd.in_time, pgworkd.running_in, pgworkd.burst
     TO {worker}, {reader};
 
 -- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.
@@ -156,7 +156,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.claim, pgworkd.may_stay_open, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,
     pgworkd.is_within, pgworkd.is_since, pgworkd.is_later, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at,
     pgworkd.no_wait, pgworkd.set_no_wait, pgworkd.put_off, pgworkd.apply_effects, pgworkd.unlocked, pgworkd.free_batches,
-    pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.scope_of, pgworkd.spent_until, pgworkd.allowance,
+    pgworkd.lock_queue, pgworkd.lock_queues, pgworkd.scope_of, pgworkd.reset_rate, pgworkd.allowance,
     pgworkd.key_allowance, pgworkd.key_has_room, pgworkd.spend, pgworkd.pick, pgworkd.pick_suspect, pgworkd.starts, pgworkd.keyed_behind,
     pgworkd.done_of, pgworkd.places_after, pgworkd.in_order, pgworkd.of_key, pgworkd.next_keys, pgworkd.kinds_waiting,
     pgworkd.due_keys, pgworkd.by_turn,

@@ -90,8 +90,8 @@ def test_doctor_tells_of_endpoints_to_which_nothing_is_sent(shell: Shell) -> Non
     jobs = {each["queue"]: each["id"] for each in json.loads(shell("jobs", "--json").stdout)}
     waits = {queue: json.loads(shell("job", jobs[queue], "--json").stdout)["waits"] for queue in ("qa", "qb", "qc")}
     assert waits == {
-        "qa": 'waits for the endpoint "a", which is disabled: HTTP 410',
-        "qb": 'waits for the endpoint "b", which is paused: HTTP 503',
+        "qa": "its queue is paused with the endpoint a: HTTP 410",
+        "qb": "its queue is paused with the endpoint b: HTTP 503",
         "qc": None,
     }
 

@@ -125,6 +125,20 @@ async def test_a_job_that_waits_for_others_says_for_which(db: Db) -> None:
     assert (await one(db, worker_id, job_id))["waits_for"] == sorted([first, second])
 
 
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_blocked_job_waits_for_nothing_once_its_key_is_free(db: Db, *, paused: bool) -> None:
+    worker_id = await v.worker(db)
+    first, second = [await v.one(db, serialize_key="a") for _ in range(2)]
+    await v.claim_ids(db, worker_id)
+    if paused:
+        await db.execute("INSERT INTO pgworkd.queues (name, paused_until) VALUES ('q', 'infinity')")
+    row = await one(db, worker_id, second)
+    assert (row["why"], row["again_s"], row["waits_for"]) == ("blocked", None, [first])
+    await db.execute("DELETE FROM pgworkd.jobs WHERE id = $1", first)  # nobody promotes the second
+    row = await one(db, worker_id, second)
+    assert (row["why"], row["again_s"], row["waits_for"]) == ("blocked", None, None)
+
+
 async def test_a_key_of_a_scope_is_held_by_another_queue(db: Db) -> None:
     worker_id = await v.worker(db)
     await db.execute("INSERT INTO pgworkd.queues (name, serialize_scope) VALUES ('q', 'stage'), ('sound', 'stage')")

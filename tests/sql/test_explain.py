@@ -296,8 +296,8 @@ async def judged(db: Db, job_id: uuid.UUID) -> list[str]:
     return await Judge(db, job_id, found, exact=exact).judge()
 
 
-async def explained(db: Db, count: int, part: int = 0) -> int:
-    """Draws that many states, others for each part; how many jobs were judged."""
+async def explained(db: Db, count: int, part: int = 0) -> None:
+    """Judges that many jobs of drawn states, others for each part."""
     drawn: list[Any] = []
 
     @seed(part)
@@ -307,17 +307,19 @@ async def explained(db: Db, count: int, part: int = 0) -> int:
         drawn.append(state)
 
     collect()
-    judged_, wrong = 0, []
-    for state in drawn:
+    judged_ = 0
+    for state in drawn:  # each has one job or more, and mostly more
+        if judged_ >= count:
+            return
         for job_id in await build(db, state):
             judged_ += 1
-            wrong += [f"{fault}\n{state}" for fault in await judged(db, job_id)]
-        assert wrong == [], "\n".join(wrong[:3])
-    return judged_
+            wrong = await judged(db, job_id)
+            assert wrong == [], "\n".join([*wrong, str(state)])
+    pytest.fail("too few jobs were drawn")
 
 
 async def test_each_reason_alone_keeps_a_job_and_nothing_else_does(db: Db) -> None:
-    assert await explained(db, 25) > 50
+    await explained(db, 55)
 
 
 async def test_who_only_reads_may_ask(db: Db, roles: Roles) -> None:
@@ -331,5 +333,5 @@ async def test_who_only_reads_may_ask(db: Db, roles: Roles) -> None:
 @pytest.mark.parametrize("part", range(8))
 async def test_reasons_of_thousands_of_jobs(db: Db, part: int) -> None:
     SEEN.clear()
-    assert await explained(db, 230, part) >= 630
+    await explained(db, 600, part)
     assert len(SEEN) >= 18, SEEN  # of 22 kinds

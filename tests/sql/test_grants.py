@@ -31,8 +31,8 @@ FUNCTIONS = {
         waits_keyed waits_plain waits_suspect with_below
         histogram_bounds percentile throughput error_message error_pattern error_place error_group
         dead_groups
-        explain place_of before_in_line room_of_key rate_left who_could_run
-        key_is_free in_time running_in rate_allowance burst
+        explain place_of before_in_line held_back key_left rate_left who_could_run
+        key_is_free in_time running_in burst
     """,
     "worker": """
         belong adopt
@@ -52,7 +52,7 @@ FUNCTIONS = {
         key_has_room scope_of lock_queue lock_queues lock_trees lock_trees_of matching mend_batches
         mend_dependencies first_run_at next_due notify_pools of_key pass_on payloads pick pick_suspect places_after
         promote prune put_schedule register reopened report_progress rescue retry running_of set_pool
-        set_queue settle_completed settle_ended settle_failed settle_released sign_off spend spent_until
+        set_queue settle_completed settle_ended settle_failed settle_released sign_off spend reset_rate
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
         sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these
         note_alert due_rules make_alerts told mute_errors declare_alerts forget_deaths

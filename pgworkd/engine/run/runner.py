@@ -21,7 +21,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import anyio
-import anyio.to_thread
+from anyio.to_thread import run_sync
 
 from pgworkd.core import events
 from pgworkd.core.decorated import explained
@@ -216,8 +216,7 @@ class Runner:
         if handler.mode == "thread":
             attempt.in_thread = True  # so that only the end of the daemon cancels the await
             call = functools.partial(in_thread, handler.function, arguments, attempt.job)
-            run = anyio.to_thread.run_sync
-            result, error, stop_seen = await run(call, limiter=self._threads, abandon_on_cancel=True)
+            result, error, stop_seen = await run_sync(call, limiter=self._threads, abandon_on_cancel=True)
             attempt.stop_seen = stop_seen or attempt.reason is Reason.TIMEOUT
             if error is not None:
                 raise error

@@ -45,7 +45,8 @@ BEGIN
     DROP FUNCTION IF EXISTS key_is_free(text, text, boolean, timestamptz, uuid), abandon(int, uuid);
     -- Readers may call these now: made anew, they get the rights of dead_groups(), see below.
     DROP FUNCTION IF EXISTS running_in(text),
-        rate_allowance(timestamptz, int, real, int, timestamptz);
+        rate_allowance(timestamptz, int, real, int, timestamptz),
+        spent_until(text, text, int, real, int, timestamptz);
     ALTER TABLE IF EXISTS jobs ADD COLUMN IF NOT EXISTS serialize_scope name_text;
     ALTER TABLE IF EXISTS batches
         ADD COLUMN IF NOT EXISTS max_attempts attempts_limit,
@@ -101,10 +102,11 @@ BEGIN
                          ('new_id', 'item_key'), ('queues_changed', 'queue_rescoped'),
                          ('wake', 'scope_of'), ('dead_groups', 'explain'),
                          ('dead_groups', 'place_of'), ('dead_groups', 'before_in_line'),
-                         ('dead_groups', 'room_of_key'), ('dead_groups', 'rate_left'),
+                         ('dead_groups', 'held_back'), ('dead_groups', 'key_left'),
+                         ('dead_groups', 'rate_left'), ('claim', 'reset_rate'),
                          ('dead_groups', 'who_could_run'), ('dead_groups', 'burst'),
                          ('dead_groups', 'in_time'), ('dead_groups', 'key_is_free'),
-                         ('dead_groups', 'running_in'), ('dead_groups', 'rate_allowance'),
+                         ('dead_groups', 'running_in'),
                          ('count_deaths', 'next_alert_s'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
