@@ -24,6 +24,7 @@ BEGIN
             USING ERRCODE = 'check_violation', CONSTRAINT = 'serialize_scope_must_stay_while_used',
                 HINT = 'Change it when these have ended, dead ones too, or take another queue.';
     END IF;
+    PERFORM set_config('pgworkd.unscoped', '', true);  -- see jobs_key_wanted()
     RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
 END $$;
 CREATE OR REPLACE TRIGGER queue_scoped BEFORE INSERT ON queues FOR EACH ROW

@@ -44,7 +44,14 @@ CREATE OR REPLACE FUNCTION jobs_key_wanted() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.serialize_key IS NOT NULL THEN
-        NEW.serialize_scope := (SELECT q.serialize_scope FROM queues q WHERE q.name = NEW.queue);
+        NEW.serialize_scope := NULL;
+        IF NEW.queue::text IS DISTINCT FROM current_setting('pgworkd.unscoped', true) THEN
+            NEW.serialize_scope := (SELECT q.serialize_scope FROM queues q
+                                    WHERE q.name = NEW.queue);
+            IF NEW.serialize_scope IS NULL THEN  -- many rows cost one look-up
+                PERFORM set_config('pgworkd.unscoped', NEW.queue, true);
+            END IF;
+        END IF;
     END IF;
     IF NEW.dedupe_key IS NULL THEN
         RETURN NEW;

@@ -207,6 +207,18 @@ BUGS = (
         tests="tests/sql/test_serialize_scopes.py",
     ),
     sql(
+        "a queue without a scope has those after it in the transaction taken for such",
+        "NEW.queue::text IS DISTINCT FROM current_setting('pgworkd.unscoped', true)",
+        "coalesce(current_setting('pgworkd.unscoped', true), '') = ''",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
+        "a transaction that gives its queue a scope takes it for one without",
+        "    PERFORM set_config('pgworkd.unscoped', '', true);  -- see jobs_key_wanted()\n",
+        "",
+        tests="tests/sql/test_serialize_scopes.py",
+    ),
+    sql(
         "a key of a scope is handed on in silence",
         "    PERFORM wake(p_queues || v_wake);",
         "    PERFORM wake(p_queues);",

@@ -220,3 +220,14 @@ async def test_a_scope_is_set_and_shown_by_each_door(dsn: str, db: Db) -> None:
             assert (await call.problem("PATCH", "/v1/queues/q", {"serialize_scope": wrong}))[:2] == (422, "invalid")
         await call.ok("PATCH", "/v1/queues/q", {"serialize_scope": None})
     assert await shown() is None
+
+
+async def test_each_row_of_a_transaction_gets_the_scope_that_its_queue_has_then(db: Db) -> None:
+    await scoped(db, "stage", "r")
+    async with db.transaction():
+        made = [await v.one(db, queue, serialize_key=f"{number}") for number, queue in enumerate("qrqr")]
+        await db.execute("DELETE FROM pgworkd.jobs WHERE queue = 'q'")
+        await scoped(db, "sound", "q")
+        made += [await v.one(db, queue, serialize_key="k") for queue in "qr"]
+        found = dict(await db.fetch("SELECT id, serialize_scope::text FROM pgworkd.jobs"))
+    assert [found.get(job_id) for job_id in made] == [None, "stage", None, "stage", "sound", "stage"]
