@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from pgworkd.admin.doctor_queries import DEAD_MAX
+from pgworkd.admin.findings import Finding, judged, judged_locks, judged_sessions
 from pgworkd.cli.common import Dsn, Json, ask_any, settings_of
-from pgworkd.cli.health import Finding, judged, judged_locks, judged_sessions
 from pgworkd.cli.output import as_json, out
 from pgworkd.errors import AccessRefused, PgworkdError, SchemaError, UsageError
 from pgworkd.process.redaction import escaped

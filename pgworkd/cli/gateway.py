@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pgworkd.cli.common import DebugBodies, DebugHttp, Dsn, Json, MetricsListen, ask, ask_any, instant_of, settings_of
-from pgworkd.cli.output import as_json, out, print_rows
+from pgworkd.cli.output import as_json, note, out, print_rows
 from pgworkd.core.address import Address, listed
 from pgworkd.core.validation import counted
 from pgworkd.errors import AccessRefused, DatabaseUnavailable, PgworkdError, UsageError
@@ -51,7 +52,15 @@ def serve(
     ] = None,
     parts: Annotated[
         str | None,
-        typer.Option("--with", metavar="PART,...", help="What to serve: api, workers; default: both."),
+        typer.Option(
+            "--with", metavar="PART,...", help="What to serve: api, workers, dashboard; default: the first two."
+        ),
+    ] = None,
+    user_header: Annotated[
+        str | None, typer.Option("--user-header", metavar="NAME", help="Where a proxy names who sees the dashboard.")
+    ] = None,
+    user_scopes: Annotated[
+        str | None, typer.Option("--user-scopes", metavar="SCOPE,...", help="What those may do; default: read.")
     ] = None,
     metrics_listen: MetricsListen = None,
     debug_http: DebugHttp = False,
@@ -63,6 +72,7 @@ def serve(
     Callers need a token (pgworkd token add). Put a proxy in front for TLS. Routes: /v1/openapi.json, docs/http.md.
     """
     more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts, "metrics_listen": metrics_listen}
+    more |= {"http_user_header": user_header, "http_user_scopes": user_scopes}
     settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
         import pgworkd.gateway.api.server  # noqa: F401
@@ -149,6 +159,9 @@ class _Gateway:
             await anyio.sleep(0.01)
         self.ready.set()
         log.logger().info("http.listening", address=str(address))
+        if (dashboard := self._app.dashboard) is not None and address.is_local and "JOURNAL_STREAM" not in os.environ:
+            once = f"/sign-in?once={dashboard.callers.once()}" if dashboard.callers.by_tokens else "/"
+            note(f"the dashboard, for you and ten minutes: http://{address}{once}")
 
     def stop(self, requests: int) -> float | None:
         """Ends waiting requests, and the server; at request number 2 at once."""
@@ -172,9 +185,9 @@ class _Gateway:
 
 def _check_open(settings: Settings, listener: socket.socket) -> None:
     """Raises UsageError for a gateway that everybody could call from elsewhere, or nobody."""
-    import ipaddress
+    from pgworkd.metrics.endpoint import bound
 
-    is_local = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+    is_local = bound(listener).is_local
     if settings.http_auth == "none":
         if not is_local:
             raise UsageError(

@@ -20,6 +20,11 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs on this host reach it; for a host that is a number."""
+        return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+
 
 def parse_address(text: str) -> Address:
     """The address; ValueError, which says what to write, if the text is none."""

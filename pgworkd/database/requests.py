@@ -31,12 +31,18 @@ class RequestPool:
         options: ConnectionOptions,
         connections_max: int,
         turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+        *,
+        only_reads: bool = False,
     ) -> None:
-        """`turn`: entered before a connection is asked for, and left when it is given back."""
+        """`turn`: entered before a connection is asked for, and left when it is given back.
+
+        `only_reads`: the database refuses changes on these connections.
+        """
         self._options, self._turn = options, turn
         self.connections_max = connections_max
+        settings = {"default_transaction_read_only": "on"} if only_reads else {}
         self._pool = TransactionPool(
-            options, connections_max, name="http", settings={}, command_timeout_s=options.command_timeout_s
+            options, connections_max, name="http", settings=settings, command_timeout_s=options.command_timeout_s
         )
 
     @property

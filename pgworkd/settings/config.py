@@ -30,6 +30,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from pgworkd.core.access import SCOPES
 from pgworkd.core.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
 from pgworkd.core.durations import seconds_of
 from pgworkd.core.mail_url import is_mail_address, mail_server
@@ -59,10 +60,11 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "smtp_from": (is_mail_address, "a mail address, for example jobs@example.com"),
     "http_hosts": (is_host, "names of hosts without ports, or *"),
     "http_proxies": (is_network, "addresses or networks, such as 10.0.0.0/8"),
+    "http_with": (re.compile("api|dashboard|workers").fullmatch, "one or more of api, dashboard, workers"),
+    "http_user_scopes": (SCOPES.__contains__, f"scopes: {', '.join(SCOPES)}"),
+    "http_user_header": (re.compile("[A-Za-z0-9-]{1,100}").fullmatch, "the name of a header, such as X-Forwarded-User"),
 }
 """What the text of a setting, or each text of a list, must be."""
-HTTP_PARTS = frozenset({"api", "workers"})
-"""What a gateway may serve: see the setting http_with."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
@@ -145,8 +147,13 @@ class Settings(BaseSettings):
         "tokens", description="Callers of the gateway: holders of a token, or with none every program on this host"
     )
     http_with: str = Field(
-        "api,workers", description="Parts of the gateway: api (producers and operators), workers (remote workers)"
+        "api,workers",
+        description="Parts of the gateway: api (producers and operators), workers (remote workers), dashboard (pages)",
     )
+    http_user_header: str | None = Field(
+        None, description="Header in which a proxy of http_proxies names who looks at the dashboard: X-Forwarded-User"
+    )
+    http_user_scopes: str = Field("read", description="What those may do: scopes as of tokens, comma-separated")
     http_hosts: str = Field(
         "", description="Accepted Host headers, comma-separated; the gateway's own names are always accepted"
     )
@@ -222,7 +229,7 @@ class Settings(BaseSettings):
             hide(value.get_secret_value())
         return value
 
-    @field_validator("app", "environment", "smtp_from")
+    @field_validator("app", "environment", "smtp_from", "http_user_header")
     @classmethod
     def _check_text(cls, value: str | None, info: ValidationInfo) -> str | None:
         fits, what = _TEXTS[info.field_name or ""]
@@ -247,18 +254,12 @@ class Settings(BaseSettings):
             parse_address(value)
         return value
 
-    @field_validator("http_with")
-    @classmethod
-    def _check_http_with(cls, value: str) -> str:
-        if not listed(value) or not HTTP_PARTS.issuperset(listed(value)):
-            raise ValueError(f"must be one or more of {', '.join(sorted(HTTP_PARTS))}, separated by commas")
-        return value
-
-    @field_validator("http_hosts", "http_proxies")
+    @field_validator("http_hosts", "http_proxies", "http_with", "http_user_scopes")
     @classmethod
     def _check_listed(cls, value: str, info: ValidationInfo) -> str:
         fits, what = _TEXTS[info.field_name or ""]
-        if wrong := [each for each in listed(value) if not fits(each)]:
+        given = listed(value) or [value] * (info.field_name == "http_with")
+        if wrong := [each for each in given if not fits(each)]:
             raise ValueError(f"must be {what}; {quoted(wrong[0])} is none")
         return value
 

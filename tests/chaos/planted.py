@@ -26,6 +26,7 @@ from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_handlers import BUGS as HANDLERS
 from tests.chaos.planted_locks import BUGS as LOCKS
 from tests.chaos.planted_options import BUGS as OPTIONS
+from tests.chaos.planted_pages import BUGS as PAGES
 from tests.chaos.planted_process import BUGS as PROCESS
 from tests.chaos.planted_push import BUGS as PUSH
 from tests.chaos.planted_releases import BUGS as RELEASES
@@ -64,6 +65,7 @@ BUGS = (
     *REMOTE,
     *GATEWAY,
     *CALLERS,
+    *PAGES,
     *DOORS,
     *OPTIONS,
     *PROCESS,

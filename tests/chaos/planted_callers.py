@@ -127,7 +127,7 @@ BUGS = (
     ),
     python(
         "who may see other queues gets the text of this one",
-        f"{_API}/routes/events",
+        f"{_API}/request/live_lists",
         "tuple((scope, queues and tuple(queues)) for scope, queues in access.scopes.items())",
         "tuple(access.scopes)",
         tests="tests/http/test_events.py",

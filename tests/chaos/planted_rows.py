@@ -139,7 +139,7 @@ BUGS = (
     ),
     python(
         "doctor says to restart what a trigger holds up",
-        "cli/health",
+        "admin/findings",
         '        *_or_ok("rows", _refused(health), "none is refused"),\n',
         "",
         tests=f"{_CLAIMS} -k holds_up",

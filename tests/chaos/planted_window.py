@@ -44,7 +44,7 @@ BUGS = (
     ),
     python(
         "doctor does not report jobs blocked by dead ones",
-        "cli/health",
+        "admin/findings",
         "_stuck(health), ",
         "[], ",
         tests="tests/engine/test_cli_health.py",

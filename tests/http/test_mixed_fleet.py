@@ -9,7 +9,7 @@ import pytest
 
 from pgworkd import App
 from pgworkd.admin import Admin
-from pgworkd.cli.health import judged
+from pgworkd.admin.findings import judged
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits.daemon import running, until
 from tests.kits.gateway import calling

@@ -16,7 +16,7 @@ CLIENTS = Path(__file__).parent.parent / "clients"
 def _modules() -> Path | None:
     """Where the packages are; None: nowhere."""
     places = [CLIENTS / "node_modules", *map(Path, os.environ.get("NODE_PATH", "").split(":"))]
-    return next((place for place in places if (place / "standardwebhooks").is_dir()), None)
+    return next((place for place in places if (place / "axe-core").is_dir()), None)
 
 
 MODULES = _modules()

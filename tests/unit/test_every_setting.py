@@ -206,6 +206,7 @@ def _distinct() -> dict[str, Any]:
         "connect_timeout_s": 8,
         "command_timeout_s": 9,
     }
+    values |= {"http_user_header": "X-User", "http_user_scopes": "operate"}
     return values | {"statistics": "off", "worker_name": "w7", "environment": "e7", "dsn": DSN}
 
 
@@ -232,6 +233,8 @@ def test_each_value_reaches_its_option() -> None:
         periods=periods,
         environment="e7",
         loop_limit_s=given["loop_limit_s"],
+        user_header=given["http_user_header"],
+        user_scopes={given["http_user_scopes"]: None},
     )
 
 
@@ -240,11 +243,17 @@ def test_a_daemon_in_an_application_has_the_defaults_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "served"), [("api", (True, False)), ("workers", (False, True)), ("workers, api", (True, True))]
+    ("parts", "served"),
+    [
+        ("api", (True, False, False)),
+        ("workers", (False, True, False)),
+        ("workers, api", (True, True, False)),
+        ("dashboard", (False, False, True)),
+    ],
 )
-def test_a_gateway_has_the_parts_of_http_with(parts: str, served: tuple[bool, bool]) -> None:
+def test_a_gateway_has_the_parts_of_http_with(parts: str, served: tuple[bool, bool, bool]) -> None:
     found = gateway_options(Settings(dsn=DSN, http_with=parts))
-    assert (found.api, found.workers) == served
+    assert (found.api, found.workers, found.dashboard) == served
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3"])

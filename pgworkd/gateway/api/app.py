@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from pgworkd.gateway.api.description import describe
 from pgworkd.gateway.api.request import spans
@@ -30,6 +30,9 @@ from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
 from pgworkd.gateway.api.routes import ROUTERS, WORKER_ROUTERS, debug, events, service
 from pgworkd.options import gateway_options
 from pgworkd.settings.config import Settings, load
+
+if TYPE_CHECKING:
+    from pgworkd.dashboard.app import Dashboard
 
 _DESCRIPTION = "Jobs in Postgres: create, watch and operate them. Errors are problems (RFC 9457)."
 
@@ -46,7 +49,8 @@ class Application:
     ) -> None:
         """`log`: called after each request with its facts, and with the bodies if asked to."""
         self.gateway = gateway
-        self.api = _api(gateway)
+        self.dashboard = _dashboard(gateway) if gateway.options.dashboard else None
+        self.api = _api(gateway, self)
         self._app = Bounds(self._routed, gateway.options.hosts, self._count, log, bodies=log_bodies)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -63,9 +67,14 @@ class Application:
         scope["app"], scope["pgworkd.gateway"] = self.api, self.gateway
         await self.api.router(scope, receive, send)
 
-    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
         """Runs the gateway within the block, for the lifespan of the application that mounts this one."""
-        return self.gateway.running()
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self.gateway.running())
+            if self.dashboard is not None:
+                await stack.enter_async_context(self.dashboard.running())
+            yield
 
 
 def asgi(
@@ -88,10 +97,17 @@ def asgi(
     return Application(Gateway(replace(options, hosts=hosts), authorize))
 
 
-def _api(gateway: Gateway) -> FastAPI:
+def _dashboard(gateway: Gateway) -> Dashboard:
+    """The dashboard, which needs what others do not: it is imported only where it is served."""
+    from pgworkd.dashboard.app import Dashboard
+
+    return Dashboard(gateway)
+
+
+def _api(gateway: Gateway, application: Application) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.running():
+        async with application.running():
             yield
 
     api = FastAPI(
@@ -107,11 +123,16 @@ def _api(gateway: Gateway) -> FastAPI:
     )
     gateway.lists = events.live_lists(gateway)
     # Workers' first: they are looked up in this order. Routes, not routers, which a first request would have to unfold.
-    parts = (
+    parts: tuple[tuple[bool, tuple[APIRouter, ...]], ...] = (
         (gateway.options.workers, WORKER_ROUTERS),
         (gateway.options.api, ROUTERS),
         (True, (*service.ROUTERS, debug.router)),
     )
+    if application.dashboard is not None:
+        from pgworkd.dashboard.pages import ROUTERS as PAGES
+
+        api.state.dashboard = application.dashboard
+        parts += ((True, PAGES),)
     for router in (each for is_wanted, routers in parts if is_wanted for each in routers):
         api.router.routes.extend(router.routes)
     api.openapi = partial(describe, api)  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pgworkd.gateway.api.request.bounds import HEADER_BYTES_MAX
-from pgworkd.gateway.api.request.caller import HAS_ARRIVED, IS_CLOSING, ON_CLOSING
+from pgworkd.gateway.api.request.caller import FROM_PROXY, HAS_ARRIVED, IS_CLOSING, ON_CLOSING
 from pgworkd.process import forks
 
 HEAD_S = 15.0
@@ -201,12 +201,13 @@ class Protocol(HttpToolsProtocol):
             self.headers[:] = [*((name, value) for name, value in self.headers if name != b"host"), (b"host", host)]
 
     def _take_prefix(self) -> None:
-        """Takes over below which path a proxy that we trust serves this gateway: for the links in answers."""
+        """Notes that a proxy that we trust sends this, and below which path it serves us: for the links in answers."""
         trusted = getattr(self.app, "trusted_hosts", ())  # of uvicorn's layer for proxies, if there is one
         if self.client is not None and self.client[0] in trusted:
             told = [value.rstrip(b"/") for name, value in self.headers if name == b"x-forwarded-prefix"]
             self.root_path = told[0].decode() if told and _PREFIX.fullmatch(told[0]) else ""
             self._notes["root_path"] = self.root_path
+            self._notes[FROM_PROXY] = True
 
     def _expect(self, within_s: float | None) -> None:
         if self._deadline is not None:

@@ -68,7 +68,9 @@ class Bounds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *more]
+                own = message.get("headers", ())
+                keeps = any(name == b"cache-control" for name, _ in own)
+                message["headers"] = [*own, *more[keeps:]]
             await send(message)
 
         try:

@@ -13,6 +13,8 @@ IS_CLOSING = "pgworkd.is_closing"
 """The key of a function: whether the connection is closed, or about to be."""
 ON_CLOSING = "pgworkd.on_closing"
 """The key of a list of functions that are called when the caller says that it sends no more, or has gone."""
+FROM_PROXY = "pgworkd.from_proxy"
+"""The key that is there if a proxy that we trust has sent the request: its headers say who calls."""
 HAS_ARRIVED = "pgworkd.has_arrived"
 """The key that is there if the whole body is: `receive` returns it at once."""
 

@@ -32,7 +32,13 @@ _CLEARER = {
 
 
 def answer_to(error: Exception, scope: Any) -> Response | None:
-    """The answer to a failed request; None: nobody will read it. An error that nobody has foreseen is logged."""
+    """The answer to a failed request; None: nobody will read it."""
+    problem = problem_of(error, scope)
+    return None if problem is None else problem_answer(problem, scope.get("root_path", ""))
+
+
+def problem_of(error: Exception, scope: Any) -> Problem | None:
+    """What an error is to the caller; None: there is none any more. An error that nobody has foreseen is logged."""
     if isinstance(error, ClientDisconnect):
         return None
     if isinstance(error, RequestValidationError):
@@ -47,7 +53,7 @@ def answer_to(error: Exception, scope: Any) -> Response | None:
         said = redact("".join(traceback.format_exception(error)))
         log.logger().error("http.failed", request_id=request_id, exception=said)
         problem = Problem("internal", f"see the log of the gateway for request {request_id}")
-    return problem_answer(problem, scope.get("root_path", ""))
+    return problem
 
 
 def clearer(kind: str, said: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -55,6 +55,8 @@ class GatewayOptions:
 
     hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
     wait at once. requests_per_s: per caller, with as many at once.
+    dashboard: serve pages for people. user_header: the header in which a trusted proxy names who looks at them, who may
+    do what `user_scopes` say.
     api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
     these: the shortest `keep_days` of all gateways and daemons decides what is deleted. name: of this gateway. poll_s:
     seconds between polls for remote workers that wait. statistics: collect samples of all queues, and what ended.
@@ -70,6 +72,9 @@ class GatewayOptions:
     requests_per_s: float = 1000.0
     api: bool = True
     workers: bool = True
+    dashboard: bool = False
+    user_header: str | None = None
+    user_scopes: Mapping[str, Sequence[str] | None] = field(default_factory=lambda: {"read": None})
     name: str = field(default_factory=socket.gethostname)
     poll_s: float = 2.0
     statistics: bool = True
@@ -191,6 +196,11 @@ class Gateway:
     def admin_on(self, connection: Any) -> Admin:
         """The operators' verbs in a transaction of `database`."""
         return Admin(self.database.lent(connection))
+
+    @property
+    def by_tokens(self) -> bool:
+        """Whether the tokens in the database say who may call."""
+        return isinstance(self._authorize, Tokens)
 
     @property
     def results(self) -> Results:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
+from pgworkd.core.access import Access
 from pgworkd.errors import PgworkdError
 
 PERIOD_S = 1.0
@@ -36,8 +39,8 @@ class LiveList:
         self._error: PgworkdError | None = None
         """Why the last read failed."""
 
-    async def run(self) -> None:
-        """Reads the list as long as somebody follows; runs until it is cancelled."""
+    async def run(self, *, once: bool = False) -> None:
+        """Reads the list as long as somebody follows; runs until it is cancelled. `once`: or until nobody follows."""
         while True:
             await self._wanted.wait()
             began_s = anyio.current_time()
@@ -53,6 +56,8 @@ class LiveList:
                 news.set()
             await anyio.sleep(max(PERIOD_S, min(PAUSE_MAX_S, SHARE * took_s)))
             if not self._followers:
+                if once:
+                    return
                 self._wanted = anyio.Event()
                 self._rows, self._texts, self._error = None, {}, None
 
@@ -81,6 +86,35 @@ class LiveList:
                     await news.wait()
         finally:
             self._followers -= 1
+
+
+class LiveLists:
+    """Lists that are there while somebody follows, by whatever names them."""
+
+    def __init__(self) -> None:
+        self._lists: dict[Hashable, LiveList] = {}
+
+    async def follow(
+        self, key: Hashable, read: Callable[[], Awaitable[list[Row]]], tasks: TaskGroup
+    ) -> AsyncGenerator[list[Row] | PgworkdError, None]:
+        """Yields as `LiveList.follow`; `read`: for the first follower of that key, in a task of `tasks`."""
+        if (found := self._lists.get(key)) is None:
+            found = self._lists[key] = LiveList(read)
+            tasks.start_soon(self._run, key, found)
+        async with aclosing(found.follow()) as changes:
+            async for change in changes:
+                yield change
+
+    async def _run(self, key: Hashable, found: LiveList) -> None:
+        try:
+            await found.run(once=True)
+        finally:
+            del self._lists[key]
+
+
+def viewer(access: Access) -> Hashable:
+    """Equal for callers who see the same."""
+    return tuple((scope, queues and tuple(queues)) for scope, queues in access.scopes.items())
 
 
 def _plain(rows: list[Row] | None) -> list[Row] | None:

@@ -1,0 +1,57 @@
+"""What all pages share: connections that only read, pages that are open, who calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import anyio
+from anyio.abc import TaskGroup
+from fastapi import Request
+
+from pgworkd.dashboard.callers import Callers
+from pgworkd.database.requests import RequestPool
+from pgworkd.gateway.api.request.gateway import Gateway
+from pgworkd.gateway.api.request.live_lists import LiveLists
+
+CONNECTIONS_MAX = 4
+STATEMENT_S = 2.5
+"""How long the server has for a statement of a page, in seconds: it gives up at four fifths of this."""
+
+
+class Dashboard:
+    """The dashboard of a gateway; it works within `running()`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.callers = Callers(gateway)
+        options = replace(gateway.options.database, command_timeout_s=STATEMENT_S, any_server=True)
+        self.pool = RequestPool(options, CONNECTIONS_MAX, only_reads=True)
+        self.lists = LiveLists()
+        self._tasks: TaskGroup | None = None
+
+    @property
+    def tasks(self) -> TaskGroup:
+        """Where open pages are read again."""
+        if self._tasks is None:
+            raise RuntimeError("the dashboard is not running: enter gateway.running() in your application's lifespan")
+        return self._tasks
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs the dashboard while the block lasts."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    yield
+                finally:
+                    self._tasks.cancel_scope.cancel()
+        finally:
+            self._tasks = None
+            await self.pool.close()
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    """The dashboard of this application."""
+    found: Dashboard = request.scope["app"].state.dashboard
+    return found

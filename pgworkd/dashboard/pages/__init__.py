@@ -1,0 +1,8 @@
+"""The pages, by what they are about. Each asks for a scope, and calls verbs that the command line calls, too."""
+
+from __future__ import annotations
+
+from pgworkd.dashboard.pages import dead, files, fleet, jobs, overview, queues, sign_in
+
+ROUTERS = tuple(module.router for module in (files, sign_in, overview, queues, jobs, dead, fleet))
+"""The routers of all pages."""

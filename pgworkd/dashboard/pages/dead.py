@@ -1,0 +1,54 @@
+"""Dead jobs by group of errors; mute."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.route import PageRoute, back, form_of, shown
+from pgworkd.gateway.api.request.access import access_of, need
+from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.routes.visible import needed_any
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+GROUPS_MAX = 100
+MUTED_S = 86_400.0
+SPANS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0, "all": None}
+
+
+@router.get("/dead")
+async def dead(
+    request: Request,
+    *,
+    queue: Annotated[str, Query(max_length=200)] = "",
+    since: Annotated[str, Query(max_length=10)] = "all",
+) -> Response:
+    """The groups: new ones first, then the largest."""
+    needed_any(request, "read")
+    if not access_of(request).allows("read"):
+        need(request, "read", queue)
+    for_s = SPANS.get(since)
+
+    async def read(reads: Questions) -> dict[str, Any]:
+        found = await reads.of("dead", lambda admin: admin.dead.find(for_s, queue or None, GROUPS_MAX))
+        return {"dead": found, "queue": queue, "since": since, "spans": list(SPANS)}
+
+    return await shown(request, "dead.html", read)
+
+
+@router.post("/dead/{group}/{act}")
+async def mute(request: Request, group: Annotated[int, Path(ge=1, lt=2**63)], act: str) -> Response:
+    """Sends no alert about a group for a day; or sends them again."""
+    access = need(request, "operate")
+    if act not in ("mute", "unmute"):
+        raise Problem("not-found", "a group is muted or unmuted")
+    form = await form_of(request)
+    async with gateway_of(request).admin(access.name) as admin:
+        found = await (admin.dead.mute(group, MUTED_S) if act == "mute" else admin.dead.unmute(group))
+    if not found:
+        raise Problem("not-found", f"there is no group of errors {group}")
+    said = f"no alert about group {group} for 24 h" if act == "mute" else f"alerts about group {group} are sent again"
+    return back(request, form.one("back", "/dead"), said)

@@ -1,0 +1,81 @@
+"""The fleet: workers, schedules, and who changed what."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.route import PageRoute, back, form_of, shown
+from pgworkd.gateway.api.request.access import access_of, need
+from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.routes.fleet import shown_entries
+from pgworkd.gateway.api.routes.visible import PathName, needed_any
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+ENTRIES = 100
+
+
+@router.get("/workers")
+async def workers(request: Request) -> Response:
+    """Every worker that has not signed off."""
+    need(request, "read")
+
+    async def read(reads: Questions) -> dict[str, Any]:
+        return {"workers": await reads.of("workers", lambda admin: admin.workers()) or []}
+
+    return await shown(request, "workers.html", read)
+
+
+@router.get("/schedules")
+async def schedules(request: Request) -> Response:
+    """The recurring rules."""
+    needed_any(request, "read")
+
+    async def read(reads: Questions) -> dict[str, Any]:
+        found = await reads.of("schedules", lambda admin: admin.schedules.find()) or []
+        return {"schedules": [each for each in found if access_of(request).allows("read", each.queue)]}
+
+    return await shown(request, "schedules.html", read)
+
+
+@router.post("/schedules/{name}/{act}")
+async def schedule(request: Request, name: PathName, act: str) -> Response:
+    """Runs a schedule now, or lets it make jobs, or none."""
+    access = access_of(request)
+    needed_any(request, "operate")
+    form = await form_of(request)
+    async with gateway_of(request).admin(access.name) as admin:
+        queue = next((each.queue for each in await admin.schedules.find() if each.name == name), None)
+        if queue is None or not access.allows("operate", queue):
+            raise Problem("not-found", f"there is no schedule {name!r}")
+        if act == "run":
+            said = f"job {await admin.schedules.run_now(name)} runs {name} now"
+        elif act == "enable":
+            await admin.schedules.enable(name)
+            said = f"{name} is enabled"
+        elif act == "disable":
+            await admin.schedules.disable(name)
+            said = f"{name} is disabled"
+        else:
+            raise Problem("not-found", "a schedule is run, enabled or disabled")
+    return back(request, form.one("back", "/schedules"), said)
+
+
+@router.get("/audit")
+async def audit(
+    request: Request, *, queue: Annotated[str, Query(max_length=200)] = "", job: UUID | None = None
+) -> Response:
+    """Who changed what: the newest entries."""
+    needed_any(request, "read")
+    if not access_of(request).allows("read"):
+        need(request, "read", queue)
+
+    async def read(reads: Questions) -> dict[str, Any]:
+        rows = await reads.of("audit", lambda admin: admin.audit(job, queue or None, ENTRIES)) or []
+        return {"entries": shown_entries(access_of(request), [row._asdict() for row in rows]), "queue": queue}
+
+    return await shown(request, "audit.html", read)

@@ -1,0 +1,101 @@
+"""Jobs: a list by what they have in common, one of them whole, and what can be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from pgworkd.admin.admin import Admin
+from pgworkd.admin.listing import Listed, Page
+from pgworkd.admin.operations import operate
+from pgworkd.core.job import Status
+from pgworkd.core.validation import counted
+from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.route import PageRoute, back, form_of, shown
+from pgworkd.gateway.api.models.jobs import Instant
+from pgworkd.gateway.api.request.access import access_of, need
+from pgworkd.gateway.api.request.gateway import gateway_of
+from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.routes.visible import JobId, needed_any, unknown_job, visible
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+ROWS = 50
+SELECTED_MAX = 1000
+STATES = tuple(str(each) for each in Status)
+
+
+@router.get("/jobs")
+async def jobs(
+    request: Request,
+    *,
+    queue: Annotated[str | None, Query(max_length=200)] = None,
+    kind: Annotated[str | None, Query(max_length=200)] = None,
+    status: Literal[STATES] | None = None,  # type: ignore[valid-type]
+    key: Annotated[str | None, Query(max_length=512)] = None,
+    batch: UUID | None = None,
+    group: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
+    since: Instant | None = None,
+    until: Instant | None = None,
+    before: UUID | None = None,
+) -> Response:
+    """Jobs that match, the newest first."""
+    access = access_of(request)
+    need(request, "read", queue)
+    wanted = Listed(queue, kind, status, key, batch, group, since, until)
+
+    async def read(reads: Questions) -> dict[str, Any]:
+        found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS))
+        names = await reads.of("queues", lambda admin: admin.queues.names()) or []
+        seen = [each for each in names if access.allows("read", each)]
+        return {"page": found or Page([], None), "wanted": wanted, "names": seen, "states": STATES, "before": before}
+
+    return await shown(request, "jobs.html", read)
+
+
+@router.get("/jobs/{job_id}")
+async def job(request: Request, job_id: JobId) -> Response:
+    """One job, with why it does not run."""
+    needed_any(request, "read")
+
+    async def read(reads: Questions) -> dict[str, Any]:
+        async def question(admin: Admin) -> dict[str, Any]:
+            found = await visible(request, admin, job_id, "read")
+            return {"job": found, "reasons": await admin.jobs.explain(job_id)}
+
+        found = await reads.of("the job", question) or {"job": None, "reasons": []}
+        audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
+        return {"job_id": job_id, "audit": audit, **found}
+
+    return await shown(request, "job.html", read)
+
+
+@router.post("/jobs/{operation}")
+async def act(request: Request, operation: Literal["retry", "cancel", "discard"]) -> Response:
+    """Does something to the jobs that are selected in the form."""
+    access = access_of(request)
+    needed_any(request, "operate")
+    form = await form_of(request)
+    if not (ids := _ids(form.all("id"))):
+        return back(request, form.one("back", "/jobs"), "nothing was selected")
+    async with gateway_of(request).admin(access.name) as admin:
+        if not access.allows("operate"):
+            queues = await admin.jobs.queues(ids)
+            if wrong := [each for each in ids if each not in queues or not access.allows("operate", queues[each])]:
+                raise unknown_job(wrong[0])
+        outcomes, refused = await operate(admin.jobs, operation, ids)
+    said = [f"{counted(count, 'job')} {outcome}" for outcome, count in outcomes.items() if count]
+    said += [f"{counted(len(refused), 'job')} left as they are: {refused[0].reason}"] if refused else []
+    return back(request, form.one("back", "/jobs"), "; ".join(said))
+
+
+def _ids(given: Sequence[str]) -> list[UUID]:
+    try:
+        found = list(dict.fromkeys(map(UUID, given)))
+    except ValueError:
+        raise Problem("invalid", "id: a job is named by its UUID") from None
+    if len(found) > SELECTED_MAX:
+        raise Problem("invalid", f"at most {SELECTED_MAX:,} jobs at once")
+    return found

@@ -1,0 +1,38 @@
+"""The first page: what needs a human, then the queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from pgworkd.admin.dead import DeadGroups
+from pgworkd.admin.findings import Finding, judged
+from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.route import PageRoute, shown
+from pgworkd.gateway.api.request.access import access_of
+from pgworkd.gateway.api.routes.visible import needed_any
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+DEAD_S = 86_400.0
+GROUPS_MAX = 5
+
+
+@router.get("/")
+async def overview(request: Request) -> Response:
+    """What needs a human first: findings of doctor, what died in 24 h; and how the queues stand."""
+    needed_any(request, "read")
+    return await shown(request, "overview.html", lambda reads: _read(request, reads))
+
+
+async def _read(request: Request, reads: Questions) -> dict[str, Any]:
+    access = access_of(request)
+    queues = await reads.of("queues", lambda admin: admin.queues.find()) or []
+    findings = list[Finding]()
+    dead: DeadGroups | None = None
+    if access.allows("read"):  # they name any queue
+        health = await reads.of("findings", lambda admin: admin.health())
+        findings = [] if health is None else [each for each in judged(health) if each.level != "ok"]
+        dead = await reads.of("dead", lambda admin: admin.dead.find(DEAD_S, None, GROUPS_MAX))
+    seen = [each for each in queues if access.allows("read", each.queue)]
+    return {"queues": seen, "findings": findings, "dead": dead}

@@ -1,0 +1,61 @@
+// Keys, selections, and when an open page stands still. Everything here is also a link or a form: without it all works.
+"use strict";
+(() => {
+  const typing = () => document.activeElement?.closest("input:not([type=checkbox]), select, textarea");
+  const selecting = () => {
+    const selection = document.getSelection();
+    return selection && !selection.isCollapsed && document.getElementById("main").contains(selection.anchorNode);
+  };
+  const picked = () => document.querySelector("input[name=id]:checked");
+
+  // What somebody reads, types or selects stays where it is; the next news come with what was left out.
+  document.addEventListener("htmx:sse:before:message", (event) => {
+    const message = event.detail.message;
+    if (message.event === "failed") {
+      document.body.classList.add("stale");
+      document.body.title = message.data;
+    } else if (!message.event) {
+      document.body.classList.remove("stale");
+      document.body.title = "";
+      if (typing() || selecting() || picked()) event.preventDefault();
+    }
+  });
+
+  const rows = () => [...document.querySelectorAll("table.rows tbody tr")];
+  let at = null;
+  const go = (step) => {
+    const all = rows();
+    if (!all.length) return;
+    const now = all.findIndex((row) => row.id === at);
+    const next = all[Math.min(Math.max(now + step, 0), all.length - 1)];
+    all.forEach((row) => row.classList.toggle("at", row === next));
+    at = next.id;
+    next.scrollIntoView({ block: "nearest" });
+    (next.querySelector("input[name=id]") || next.querySelector("a")).focus();
+  };
+  const current = () => document.getElementById(at ?? "");
+  const keys = {
+    "/": () => document.querySelector("[data-search]")?.focus(),
+    j: () => go(1),
+    k: () => go(-1),
+    x: () => current()?.querySelector("input[name=id]")?.click(),
+    r: () => picked() && document.querySelector("[data-key=r]")?.click(),
+    Enter: () => document.activeElement?.matches("input[name=id]") && current()?.querySelector("a")?.click(),
+    "?": () => document.getElementById("help").showModal(),
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || typing() || document.querySelector("dialog[open]")) return;
+    const act = keys[event.key];
+    if (!act || (event.key === "Enter" && !document.activeElement?.matches("input[name=id]"))) return;
+    event.preventDefault();
+    act();
+  });
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches("[data-all]")) return;
+    document.querySelectorAll("input[name=id]").forEach((box) => { box.checked = event.target.checked; });
+  });
+  document.addEventListener("submit", (event) => {
+    const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
+    if (question && !window.confirm(question)) event.preventDefault();
+  });
+})();

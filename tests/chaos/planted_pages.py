@@ -1,0 +1,108 @@
+"""Bugs planted into the dashboard: who sees and does what, and what a page costs."""
+
+from __future__ import annotations
+
+from tests.chaos.bug import python
+
+_PAGES, _SIGN_IN = "tests/dashboard/test_pages.py", "tests/dashboard/test_sign_in.py"
+
+BUGS = (
+    python(
+        "pages show names as they are",
+        "dashboard/render",
+        "        autoescape=True,",
+        "        autoescape=False,",
+        tests=_PAGES,
+    ),
+    python(
+        "who may only look may pause",
+        "dashboard/pages/queues",
+        '    access = need(request, "operate", queue)\n    form = await form_of(request)\n    for_s',
+        '    access = need(request, "read", queue)\n    form = await form_of(request)\n    for_s',
+        tests=_PAGES,
+    ),
+    python(
+        "jobs of any queue may be changed by who may change some",
+        "dashboard/pages/jobs",
+        '        if not access.allows("operate"):',
+        "        if False:",
+        tests=_PAGES,
+    ),
+    python(
+        "queues of others are shown",
+        "dashboard/pages/overview",
+        '[each for each in queues if access.allows("read", each.queue)]',
+        "queues",
+        tests=_PAGES,
+    ),
+    python(
+        "anyone names who looks",
+        "dashboard/callers",
+        "        if user and request.scope.get(FROM_PROXY):",
+        "        if user:",
+        tests=_SIGN_IN,
+    ),
+    python(
+        "a one-time address signs in twice",
+        "dashboard/callers",
+        "        until, self._once = self._once[1], None",
+        "        until = self._once[1]",
+        tests=_PAGES,
+    ),
+    python(
+        "a session lasts when its holder has signed out",
+        "dashboard/callers",
+        '        self._sessions.pop(request.cookies.get(SESSION_COOKIE, ""), None)',
+        "        pass",
+        tests=_PAGES,
+    ),
+    python(
+        "a form leads to another site",
+        "dashboard/route",
+        "(place if is_ours else",
+        "(place if True else",
+        tests=_PAGES,
+    ),
+    python(
+        "scripts can read the token",
+        "dashboard/render",
+        "httponly=True",
+        "httponly=False",
+        tests=_PAGES,
+    ),
+    python(
+        "a page may change the database",
+        "dashboard/app",
+        "only_reads=True",
+        "only_reads=False",
+        tests=_PAGES,
+    ),
+    python(
+        "a part that is not read takes the page with it",
+        "dashboard/reads",
+        "        except DatabaseUnavailable as error:",
+        "        except ZeroDivisionError as error:",
+        tests=_PAGES,
+    ),
+    python(
+        "each viewer of a page reads it",
+        "gateway/api/request/live_lists",
+        "        if (found := self._lists.get(key)) is None:",
+        "        if (found := None) is None:",
+        tests=_SIGN_IN,
+    ),
+    python(
+        "an open page is read for ever",
+        "gateway/api/request/live_lists",
+        "                if once:",
+        "                if False:",
+        tests=_SIGN_IN,
+    ),
+    python(
+        "a revoked token goes on looking",
+        "gateway/api/request/streams",
+        '                if problem.slug in ("unauthenticated", "forbidden"):',
+        "                if False:",
+        tests=_SIGN_IN,
+    ),
+)

@@ -1,0 +1,141 @@
+"""The pages in a browser: what is open follows the database, stands still while it is used, and works by keys alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from tests.dashboard.test_pages import filled
+from tests.kits import verbs as v
+from tests.kits.browser import PAGES, browsing, dashboard, looking, needs_chromium
+from tests.kits.gateway import served
+from tests.kits.node import CLIENTS, MODULES, needs_packages
+from tests.kits.verbs import Db
+
+pytestmark = [needs_chromium, pytest.mark.slow("a browser")]
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with browsing() as found:
+        yield found
+
+
+async def died(db: Db, *ids: Any) -> None:
+    """Lets waiting jobs of q die."""
+    worker_id = await v.worker(db, 3600)
+    await v.claim(db, worker_id, 100)
+    await v.fail(db, list(ids), permanent=True)
+
+
+async def test_an_open_page_follows_the_database_but_not_under_the_hands_of_its_reader(
+    dsn: str, db: Db, browser: Browser
+) -> None:
+    first = await v.one(db)
+    with dashboard(dsn) as address:
+        async with looking(browser, address) as seen:
+            page = await seen.open(f"/jobs/{first}")
+            await page.locator("#payload summary").click()  # closes it
+            await expect(page.locator(".status").first).to_have_text("pending")
+            await db.execute("SELECT pgworkd.cancel($1)", [first])
+            await expect(page.locator(".status").first).to_have_text("cancelled")
+            assert not await page.locator("#payload").evaluate("element => element.open"), "what was closed stays so"
+
+            page = await seen.open("/jobs")
+            await page.keyboard.press("/")
+            await page.keyboard.type("half a na")
+            second = await v.one(db)
+            await page.wait_for_timeout(3000)  # a second is what an open page needs: three show that it stands still
+            await expect(page.locator("input[name=queue]")).to_have_value("half a na")
+            await expect(page.locator(f"#row-{second}")).to_have_count(0)
+            await page.locator("h1").click()
+            third = await v.one(db)
+            await expect(page.locator(f"#row-{third}")).to_have_count(1)
+            await expect(page.locator(f"#row-{second}")).to_have_count(1)
+
+
+async def test_dead_jobs_are_selected_and_retried_by_keys_alone(dsn: str, db: Db, browser: Browser) -> None:
+    ids = await v.insert(db, 3)
+    await died(db, *ids)
+    with dashboard(dsn) as address:
+        async with looking(browser, address) as seen:
+            page = await seen.open("/jobs?queue=q&status=dead")
+            for key in ("?", "Escape", "j", "x", "j", "j", "k", "x", "r"):
+                await page.keyboard.press(key)
+            await expect(page.get_by_role("status")).to_have_text("2 jobs retried")
+            assert page.url == f"{address}/jobs?queue=q&status=dead", "the filter has survived"
+            await expect(page.locator("tbody tr")).to_have_count(1)
+            newest_first = sorted(ids, reverse=True)
+            assert await v.statuses(db, newest_first) == ["pending", "pending", "dead"]
+            await page.keyboard.press("j")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("h1")).to_contain_text(str(newest_first[2]))
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+async def test_every_act_works_with_and_without_javascript(
+    dsn: str, db: Db, browser: Browser, *, scripts: bool
+) -> None:
+    ids = await v.insert(db, 4)
+    await died(db, *ids[:3])
+    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
+    with dashboard(dsn) as address:
+        async with looking(browser, address, java_script_enabled=scripts) as seen:
+            seen.page.on("dialog", lambda asked: asked.accept())
+            page = await seen.open(f"/jobs/{ids[0]}")
+            await page.get_by_role("button", name="Retry").click()
+            await expect(page.get_by_role("status")).to_have_text("1 job retried")
+            await page.get_by_role("button", name="Cancel").click()
+            await expect(page.get_by_role("status")).to_have_text("1 job cancelled")
+            await page.goto(f"{address}/jobs?status=dead")
+            await page.locator(f"#row-{ids[1]} input").check()
+            await page.get_by_role("button", name="Discard").click()
+            await expect(page.get_by_role("status")).to_have_text("1 job discarded")
+            await page.goto(f"{address}/queues/q")
+            await page.get_by_label("Pause for").select_option("1 h")
+            await page.locator("form.line button").click()
+            await expect(page.get_by_role("status")).to_have_text("queue q is paused")
+            assert await db.fetchval("SELECT paused_until - now() > interval '3500 s' FROM pgworkd.queues")
+            await page.get_by_role("button", name="Resume").click()
+            await expect(page.get_by_role("status")).to_have_text("queue q is resumed")
+            await page.goto(f"{address}/schedules")
+            await page.get_by_role("button", name="Disable").click()
+            await expect(page.get_by_role("status")).to_have_text("s is disabled")
+            assert not await db.fetchval("SELECT enabled FROM pgworkd.schedules")
+            await page.get_by_role("button", name="Colours").click()
+            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    assert [row[0] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE id = ANY ($1)", ids[:2])] == []
+
+
+@needs_packages
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, theme: str) -> None:
+    jobs = await filled(db)
+    await died(db, *await v.insert(db, 3))
+    axe = ((MODULES or CLIENTS) / "axe-core/axe.min.js").read_text()
+    with dashboard(dsn) as address:
+        for width in (360, 768, 1440):
+            async with looking(browser, address, viewport={"width": width, "height": 900}, color_scheme=theme) as seen:
+                for path in [*PAGES, "/queues/q", f"/jobs/{jobs['dead']}", "/sign-in"]:
+                    page = await seen.open(path)
+                    await page.evaluate(axe)
+                    tags = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+                    found = await page.evaluate("tags => axe.run(document, tags)", tags)
+                    faults = [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]]
+                    assert faults == [], (path, width)
+                    overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                    assert overflow <= 0, (path, width)
+
+
+async def test_the_address_that_serve_prints_signs_in(dsn: str, browser: Browser) -> None:
+    with served(dsn, "--with", "dashboard", PGWORKD_LOG_FORMAT="json") as (process, address):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        once = line.partition("http://")[2].strip()
+        async with looking(browser, address) as seen:
+            page = await seen.page.goto(f"http://{once}")
+            assert page is not None
+            await expect(seen.page.locator("h1")).to_have_text("Overview")
