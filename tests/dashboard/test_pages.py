@@ -122,7 +122,7 @@ async def test_who_may_only_look_changes_nothing(dsn: str, db: Db, scopes: Scope
             assert answer.status_code in (403, 404), (template, answer.status_code, answer.headers)
             assert answer.headers["content-type"].startswith("text/html")
         page = await client.get("/queues")
-        assert not [each for each in Forms(page.text).found if "/queues" in each[1]]
+        assert not [each for each in Forms(page.text).found if "/queues" in each[1] and each[0] == "post"]
     assert await db.fetchrow(WHOLE) == before
 
 
@@ -283,3 +283,16 @@ async def test_pages_cannot_change_anything(dsn: str, db: Db) -> None:
         with pytest.raises(PgworkdError, match="read-only"):
             await connection.fetch("INSERT INTO pgworkd.jobs (queue) VALUES ('q') RETURNING id")
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs") == 0
+
+
+async def test_thousands_of_queues_are_a_page_that_can_be_searched(dsn: str, db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'queue-' || n FROM generate_series(1000, 3999) n")
+    await db.execute("INSERT INTO pgworkd.jobs (queue, run_at) VALUES ('queue-late', now() - interval '1 h')")
+    async with viewing(dsn) as client:
+        for path in ("/", "/queues", "/jobs"):
+            page = await client.get(path)
+            assert len(page.text) < 250_000, path
+        assert "3,001: search for others" in (await client.get("/queues")).text
+        assert "queue-late" in (await client.get("/")).text.partition("queue-1000")[0], "the one that is latest is first"
+        found = await client.get("/queues?search=e-37")
+        assert found.text.count("/pause") == 100

@@ -23,6 +23,7 @@ from pgworkd.gateway.api.routes.visible import JobId, needed_any, unknown_job, v
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
+NAMES_MAX = 200
 SELECTED_MAX = 1000
 STATES = tuple(str(each) for each in Status)
 
@@ -50,7 +51,13 @@ async def jobs(
         found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS))
         names = await reads.of("queues", lambda admin: admin.queues.names()) or []
         seen = [each for each in names if access.allows("read", each)]
-        return {"page": found or Page([], None), "wanted": wanted, "names": seen, "states": STATES, "before": before}
+        return {
+            "page": found or Page([], None),
+            "wanted": wanted,
+            "names": seen[:NAMES_MAX],
+            "states": STATES,
+            "before": before,
+        }
 
     return await shown(request, "jobs.html", read)
 

@@ -16,6 +16,7 @@ from pgworkd.gateway.api.routes.visible import needed_any
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 DEAD_S = 86_400.0
 GROUPS_MAX = 5
+QUEUES_MAX = 50
 
 
 @router.get("/")
@@ -35,4 +36,5 @@ async def _read(request: Request, reads: Questions) -> dict[str, Any]:
         findings = [] if health is None else [each for each in judged(health) if each.level != "ok"]
         dead = await reads.of("dead", lambda admin: admin.dead.find(DEAD_S, None, GROUPS_MAX))
     seen = [each for each in queues if access.allows("read", each.queue)]
-    return {"queues": seen, "findings": findings, "dead": dead}
+    seen.sort(key=lambda each: -(each.oldest_due_s or 0.0))  # of equal ones by name, as they are
+    return {"queues": seen[:QUEUES_MAX], "queues_total": len(seen), "findings": findings, "dead": dead}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.explained import Explanation
@@ -18,16 +18,18 @@ from pgworkd.settings.queue import effective_settings
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAUSE_S_MAX = 366 * 86_400.0
+ROWS_MAX = 200
 
 
 @router.get("/queues")
-async def queues(request: Request) -> Response:
-    """All queues."""
+async def queues(request: Request, *, search: Annotated[str, Query(max_length=200)] = "") -> Response:
+    """The queues with that in their names, at most ROWS_MAX."""
     needed_any(request, "read")
 
     async def read(reads: Questions) -> dict[str, Any]:
-        found = await reads.of("queues", lambda admin: admin.queues.find()) or []
-        return {"queues": [each for each in found if access_of(request).allows("read", each.queue)]}
+        rows = await reads.of("queues", lambda admin: admin.queues.find()) or []
+        seen = [each for each in rows if search in each.queue and access_of(request).allows("read", each.queue)]
+        return {"queues": seen[:ROWS_MAX], "total": len(seen), "search": search}
 
     return await shown(request, "queues.html", read)
 
