@@ -10,7 +10,7 @@ from uuid import UUID
 from pgworkd.admin.refusals import Refused
 
 if TYPE_CHECKING:
-    from pgworkd.admin.jobs import JobOperations
+    from pgworkd.admin.jobs import JobOperations, JobSelection
 
 
 class OperationResult(NamedTuple):
@@ -35,6 +35,16 @@ async def operate(
     before = await jobs.refusals(operation, ids)
     count = await jobs.discard(ids)
     return OperationResult({"discarded": count}, [one for one in before.values() if one.status != "dead"])
+
+
+async def first_matching(
+    jobs: JobOperations, operation: str, which: JobSelection, limit: int
+) -> tuple[list[UUID], bool]:
+    """Up to `limit` jobs to which the operation applies, and whether these are all."""
+    found = await jobs.matching(operation, which, limit=limit)
+    while not found.ids and found.last is not None:  # a call looks at a bounded number of jobs
+        found = await jobs.matching(operation, which, found.last, limit)
+    return list(found.ids), found.last is None
 
 
 async def refused(jobs: JobOperations, operation: str, ids: Sequence[UUID], done: Container[UUID]) -> list[Refused]:

@@ -96,12 +96,15 @@ async def test_every_page_says_what_there_is_and_escapes_it(dsn: str, db: Db) ->
             assert not re.search(r"<[^>]+\s(on\w+|style)=", answer.text), path
 
 
+ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable")}
+
+
 def _acts() -> list[tuple[str, str]]:
     """Each act, with a path that it is for."""
     values = {"queue": "q", "operation": "cancel", "group": "1", "name": "s"}
     routes: list[Any] = [route for router in ROUTERS for route in router.routes]
     paths = [each.path for each in routes if "POST" in each.methods and not each.path.startswith(("/sign", "/theme"))]
-    return [(path, path.format(**values, act=act)) for path in paths for act in ("mute", "run")]
+    return [(path, path.format(**values, act=act)) for path in paths for act in ACTS.get(path, ("",))]
 
 
 WHOLE = "SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgworkd.jobs j), \
@@ -192,7 +195,7 @@ async def test_acts_are_forms_which_lead_back_and_say_what_was_done(dsn: str, db
         ("/queues/q/pause", {"for_s": "nan"}, "give seconds"),
         ("/theme", {"theme": "pink"}, "a theme is one of"),
         ("/dead/1/mute", {"back": "/"}, "no group of errors 1"),
-        ("/dead/1/kill", {"back": "/"}, "muted or unmuted"),
+        ("/dead/1/kill", {"back": "/"}, "unmute"),
         ("/schedules/none/run", {"back": "/"}, "no schedule"),
         ("/jobs/replace", {"back": "/"}, "invalid"),
     ],
@@ -293,6 +296,24 @@ async def test_thousands_of_queues_are_a_page_that_can_be_searched(dsn: str, db:
             page = await client.get(path)
             assert len(page.text) < 250_000, path
         assert "3,001: search for others" in (await client.get("/queues")).text
-        assert "queue-late" in (await client.get("/")).text.partition("queue-1000")[0], "the one that is latest is first"
+        first, _, _ = (await client.get("/")).text.partition("queue-1000")
+        assert "queue-late" in first, "it has waited longest"
         found = await client.get("/queues?search=e-37")
         assert found.text.count("/pause") == 100
+
+
+async def test_a_group_of_dead_jobs_is_retried_and_muted(dsn: str, db: Db) -> None:
+    worker_id = await v.worker(db, 3600)
+    ids = await v.insert(db, 3)
+    await v.claim(db, worker_id)
+    await v.fail(db, ids, permanent=True)
+    await db.execute("SELECT pgworkd.apply_effects(), pgworkd.count_deaths()")
+    async with viewing(dsn, ALL) as client:
+        forms = [each for each in Forms((await client.get("/dead")).text).found if each[1].startswith("/dead/")]
+        assert [each[1].rpartition("/")[2] for each in forms] == ["retry", "mute"]
+        for method, path, fields in reversed(forms):
+            assert method == "post"
+            assert (await client.post(path, data=fields)).headers["location"] == "/dead"
+        assert "3 jobs retried" in (await client.get("/dead")).text
+    assert await v.statuses(db, ids) == ["pending"] * 3
+    assert await db.fetchval("SELECT muted_until > now() + interval '23 h' FROM pgworkd.error_groups")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from pgworkd.admin import Admin
 from pgworkd.core.access import Access
@@ -36,16 +38,28 @@ async def test_a_proxy_says_who_looks(dsn: str, scopes: str, pause: int) -> None
         assert [each.who for each in await admin.audit()] == ["ann@example.com"] * (pause == 303)
 
 
-async def test_an_application_says_who_looks(dsn: str) -> None:
+async def test_an_application_that_mounts_the_pages_says_who_looks(dsn: str) -> None:
     def authorize(request: Any) -> Access:
-        return Access(request.headers.get("user", "nobody"), {"read": None} if "user" in request.headers else {})
+        scopes = {"read": None, "operate": None} if "user" in request.headers else {}
+        return Access(request.headers.get("user", "nobody"), scopes)
 
-    options = GatewayOptions(ConnectionOptions(dsn), workers=False, dashboard=True)
-    app = asgi(options, authorize=authorize)
-    async with app.running(), httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
-        assert (await client.get("/queues", headers={"user": "ann"})).status_code == 200
-        refused = await client.get("/queues")
+    gateway = asgi(GatewayOptions(ConnectionOptions(dsn), workers=False, dashboard=True), authorize=authorize)
+    app = FastAPI()
+    app.mount("/ops", gateway)
+    transport = httpx.ASGITransport(app=app)
+    async with gateway.running(), httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        refused = await client.get("/ops/queues")
         assert (refused.status_code, "needs the scope read" in refused.text) == (403, True)
+        client.headers["user"] = "ann"
+        page = await client.get("/ops/queues?search=x")
+        places = re.findall(r'(?:href|src|action|connect)="([^"#][^"]*)"', page.text)
+        assert [place for place in places if not place.startswith("/ops/")] == []
+        for place in places:
+            if "/static/" in place or place in ("/ops/jobs", "/ops/"):
+                assert (await client.get(place)).status_code == 200, place
+        paused = await client.post("/ops/queues/q/pause", data={"for_s": "60", "back": "/queues?search=x"})
+        assert paused.headers["location"] == "/ops/queues?search=x"
+        assert "queue q is paused" in (await client.get(paused.headers["location"])).text
 
 
 def test_a_start_without_tokens_prints_an_address_unless_it_goes_to_the_journal(dsn: str) -> None:

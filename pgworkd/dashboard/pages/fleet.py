@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
@@ -43,7 +43,7 @@ async def schedules(request: Request) -> Response:
 
 
 @router.post("/schedules/{name}/{act}")
-async def schedule(request: Request, name: PathName, act: str) -> Response:
+async def schedule(request: Request, name: PathName, act: Literal["run", "enable", "disable"]) -> Response:
     """Runs a schedule now, or lets it make jobs, or none."""
     access = access_of(request)
     needed_any(request, "operate")
@@ -57,11 +57,9 @@ async def schedule(request: Request, name: PathName, act: str) -> Response:
         elif act == "enable":
             await admin.schedules.enable(name)
             said = f"{name} is enabled"
-        elif act == "disable":
+        else:
             await admin.schedules.disable(name)
             said = f"{name} is disabled"
-        else:
-            raise Problem("not-found", "a schedule is run, enabled or disabled")
     return back(request, form.one("back", "/schedules"), said)
 
 

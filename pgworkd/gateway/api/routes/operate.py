@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.jobs import MATCHED_MAX, JobSelection
 from pgworkd.admin.listing import Listed
+from pgworkd.admin.operations import first_matching
 from pgworkd.admin.operations import operate as operate_all
 from pgworkd.gateway.api.models.jobs import Instant, JobPage
 from pgworkd.gateway.api.models.operators import FilterIn, Matches, Operated
@@ -90,11 +91,7 @@ async def _matching(admin: Admin, operation: Operation, which: FilterIn, limit: 
         said = "is for retry and discard: the jobs of a group of errors are dead"
         raise Problem("invalid", errors=[{"pointer": "/group", "detail": said}])
     filters = (which.queue, which.kind, which.key, which.batch, which.status, which.all_queues, which.group)
-    wanted = JobSelection(*filters)
-    found = await admin.jobs.matching(operation, wanted, limit=limit)
-    while not found.ids and found.last is not None:
-        found = await admin.jobs.matching(operation, wanted, found.last, limit)
-    return list(found.ids), found.last is None
+    return await first_matching(admin.jobs, operation, JobSelection(*filters), limit)
 
 
 async def _own(request: Request, admin: Admin, ids: list[UUID]) -> None:
