@@ -43,7 +43,7 @@ BELOW = {
     "gateway/api/routes": """errors core settings database client admin metrics gateway/workers push gateway/api/models
                       gateway/api/request""",
     "dashboard": "errors core database admin gateway/api/request",
-    "dashboard/pages": """errors core settings admin gateway/api/models gateway/api/request gateway/api/routes
+    "dashboard/pages": """errors core settings client admin gateway/api/models gateway/api/request gateway/api/routes
                        dashboard""",
     "options": "errors core settings database engine/life gateway/api/request",
     "gateway/api": """process errors core settings database options gateway/api/request gateway/api/routes dashboard

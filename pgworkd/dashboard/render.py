@@ -26,8 +26,10 @@ NAV = (
     ("queues", "Queues"),
     ("jobs", "Jobs"),
     ("dead", "Dead"),
+    ("batches", "Batches"),
     ("schedules", "Schedules"),
     ("workers", "Workers"),
+    ("push", "Push"),
     ("audit", "Audit"),
 )
 """The pages that can be reached from each, by their paths."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.bug import python
 
-_PAGES, _SIGN_IN = "tests/dashboard/test_pages.py", "tests/dashboard/test_sign_in.py"
+_PAGES, _ACTS, _SIGN_IN = (f"tests/dashboard/test_{name}.py" for name in ("pages", "acts", "sign_in"))
 
 BUGS = (
     python(
@@ -19,14 +19,14 @@ BUGS = (
         "dashboard/pages/queues",
         '    access = need(request, "operate", queue)\n    form = await form_of(request)\n    for_s',
         '    access = need(request, "read", queue)\n    form = await form_of(request)\n    for_s',
-        tests=_PAGES,
+        tests=_ACTS,
     ),
     python(
         "jobs of any queue may be changed by who may change some",
         "dashboard/pages/jobs",
         '        if not access.allows("operate"):',
         "        if False:",
-        tests=_PAGES,
+        tests=_ACTS,
     ),
     python(
         "queues of others are shown",
@@ -61,7 +61,7 @@ BUGS = (
         "dashboard/route",
         "(place if is_ours else",
         "(place if True else",
-        tests=_PAGES,
+        tests=_ACTS,
     ),
     python(
         "scripts can read the token",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.dashboard.test_pages import filled
 from tests.kits import verbs as v
 from tests.kits.browser import PAGES, browsing, dashboard, looking, needs_chromium
 from tests.kits.gateway import served
 from tests.kits.node import CLIENTS, MODULES, needs_packages
+from tests.kits.pages import filled
 from tests.kits.verbs import Db
 
 pytestmark = [needs_chromium, pytest.mark.slow("a browser")]

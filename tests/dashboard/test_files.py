@@ -11,8 +11,8 @@ import pytest
 
 from pgworkd import dashboard
 from pgworkd.dashboard import render
-from tests.dashboard.test_pages import viewing
 from tests.kits.node import MODULES, needs_packages
+from tests.kits.pages import viewing
 
 STATIC = Path(dashboard.__file__).parent / "static"
 VENDOR = tomllib.loads((STATIC / "vendor/vendor.toml").read_text())

@@ -1,83 +1,22 @@
-"""Each page says what is in the database, to those who may see it, in whatever words; and works as a form alone."""
+"""Each page says what is in the database, to those who may see it, in whatever words."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-import uuid
-from collections.abc import AsyncIterator
-from html.parser import HTMLParser
-from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from pgworkd.dashboard.pages import ROUTERS
 from pgworkd.database.connection import ConnectionOptions
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.app import Application
-from pgworkd.gateway.api.request.access import anyone
 from pgworkd.gateway.api.request.gateway import Gateway, GatewayOptions
 from tests.kits import verbs as v
 from tests.kits.browser import PAGES
-from tests.kits.gateway import ALL, Scopes, token
+from tests.kits.gateway import ALL, token
+from tests.kits.pages import NASTY, Forms, filled, viewing
 from tests.kits.verbs import Db
-
-NASTY = """<script>alert(1)</script>"'&{{ 7 * 7 }}%2F../é"""
-"""Names may have any characters."""
-
-
-@contextlib.asynccontextmanager
-async def viewing(dsn: str, scopes: Scopes | None = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A browser without JavaScript. `scopes`: of the token with which it has signed in; None: anyone may call."""
-    options = GatewayOptions(
-        **{"database": ConnectionOptions(dsn), "api": False, "workers": False, "dashboard": True} | changes
-    )
-    app = Application(Gateway(options, anyone if scopes is None else None))
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with app.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client:
-        if scopes is not None:
-            answer = await client.post("/sign-in", data={"token": await token(dsn, scopes), "next": "/queues"})
-            assert (answer.status_code, answer.headers["location"]) == (303, "/queues"), answer.text
-        yield client
-
-
-class Forms(HTMLParser):
-    """The forms of a page: method, action, and fields."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, str, dict[str, str]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        if tag == "form":
-            self.found.append((given.get("method", "get"), given.get("action", ""), {}))
-        elif tag == "input" and self.found and "name" in given:
-            self.found[-1][2][given["name"]] = given.get("value", "")
-
-
-async def filled(db: Db) -> dict[str, uuid.UUID]:
-    """A job in each state, in a queue with a nasty name; a schedule, a worker, a pause."""
-    worker_id = await v.worker(db, 3600)
-    await db.execute("SELECT pgworkd.set_pool($1, $2, 3, true)", worker_id, NASTY)
-    await db.execute("UPDATE pgworkd.workers SET name = $1", NASTY)
-    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ($1, $1, 60, '{}')", NASTY)
-    found = {}
-    for state in ("dead", "failed", "running"):
-        found[state] = await v.one(db, NASTY, payload=json.dumps({"a": NASTY}), serialize_key=state)
-        await v.claim(db, worker_id, 1, NASTY)
-        if state != "running":
-            await v.fail(db, [found[state]], delay_s=600.0, permanent=state == "dead", message=NASTY)
-    found["blocked"] = await v.one(db, NASTY, serialize_key="running")
-    await v.claim(db, worker_id, 1, NASTY)
-    found["pending"] = await v.one(db, NASTY)
-    await db.execute("SELECT pgworkd.set_queue($1, $2)", NASTY, json.dumps({"max_running": 7}))
-    await db.execute("UPDATE pgworkd.queues SET paused_until = 'infinity'")
-    return found
 
 
 async def test_every_page_says_what_there_is_and_escapes_it(dsn: str, db: Db) -> None:
@@ -94,39 +33,6 @@ async def test_every_page_says_what_there_is_and_escapes_it(dsn: str, db: Db) ->
             assert "default-src 'none'" in policy
             assert "unsafe" not in policy
             assert not re.search(r"<[^>]+\s(on\w+|style)=", answer.text), path
-
-
-ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable")}
-
-
-def _acts() -> list[tuple[str, str]]:
-    """Each act, with a path that it is for."""
-    values = {"queue": "q", "operation": "cancel", "group": "1", "name": "s"}
-    routes: list[Any] = [route for router in ROUTERS for route in router.routes]
-    paths = [each.path for each in routes if "POST" in each.methods and not each.path.startswith(("/sign", "/theme"))]
-    return [(path, path.format(**values, act=act)) for path in paths for act in ACTS.get(path, ("",))]
-
-
-WHOLE = "SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgworkd.jobs j), \
-    (SELECT md5(string_agg(q::text, ' ')) FROM pgworkd.queues q), (SELECT md5(string_agg(s::text, ' ')) FROM \
-    pgworkd.schedules s), (SELECT count(*) FROM pgworkd.audit WHERE what <> 'token')"
-
-
-@pytest.mark.parametrize("scopes", [{"read": None, "payload": None}, {"operate": ["other"], "read": None}])
-async def test_who_may_only_look_changes_nothing(dsn: str, db: Db, scopes: Scopes) -> None:
-    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
-    job_id = await v.one(db)
-    before = await db.fetchrow(WHOLE)
-    acts = _acts()
-    assert len(acts) >= 6
-    async with viewing(dsn, scopes) as client:
-        for template, path in acts:
-            answer = await client.post(path, data={"id": str(job_id), "back": "/"})
-            assert answer.status_code in (403, 404), (template, answer.status_code, answer.headers)
-            assert answer.headers["content-type"].startswith("text/html")
-        page = await client.get("/queues")
-        assert not [each for each in Forms(page.text).found if "/queues" in each[1] and each[0] == "post"]
-    assert await db.fetchrow(WHOLE) == before
 
 
 async def test_payloads_are_shown_to_those_who_may_see_them(dsn: str, db: Db) -> None:
@@ -154,61 +60,6 @@ async def test_a_token_for_some_queues_shows_those(dsn: str, db: Db) -> None:
         assert (await client.get(f"/jobs/{mine}")).status_code == 200
         for path in ("/jobs", "/jobs?queue=other", "/queues/other", "/workers", "/dead", "/audit", f"/jobs/{other}"):
             assert (await client.get(path)).status_code in (403, 404), path
-
-
-async def test_acts_are_forms_which_lead_back_and_say_what_was_done(dsn: str, db: Db) -> None:
-    worker_id = await v.worker(db, 3600)
-    dead = await v.one(db)
-    await v.claim(db, worker_id)
-    await v.fail(db, [dead], permanent=True)
-    waiting = await v.one(db)
-    async with viewing(dsn, ALL) as client:
-
-        async def said(path: str, **fields: str) -> str:
-            answer = await client.post(path, data=fields)
-            assert answer.status_code == 303, answer.text
-            assert answer.headers["location"] == fields["back"]
-            page = await client.get(answer.headers["location"])
-            assert 'role="status"' not in (await client.get(answer.headers["location"])).text, "it is said once"
-            return page.text.partition('role="status">')[2].partition("<")[0]
-
-        here = "/jobs?queue=q&status=dead"
-        assert await said("/jobs/retry", id=str(dead), back=here) == "1 job retried"
-        assert (await said("/jobs/retry", id=str(waiting), back=here)).startswith("1 job left as they are: ")
-        assert await said("/jobs/cancel", id=str(waiting), back=here) == "1 job cancelled"
-        assert await said("/jobs/cancel", back=here) == "nothing was selected"
-        assert await said("/queues/q/pause", for_s="900", back="/queues/q") == "queue q is paused"
-        assert await db.fetchval(
-            "SELECT paused_until > now() + interval '800 s' AND isfinite(paused_until) FROM pgworkd.queues"
-        )
-        assert await said("/queues/q/resume", back="/") == "queue q is resumed"
-    assert await v.statuses(db, [dead]) == ["pending"]
-    who = await db.fetch("SELECT DISTINCT who FROM pgworkd.audit WHERE what <> 'token'")
-    assert [row[0].partition(" ")[0] for row in who] == ["tester"]
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "says"),
-    [
-        ("/jobs/retry", {"id": "nonsense"}, "named by its UUID"),
-        ("/queues/q/pause", {"for_s": "-1"}, "give seconds"),
-        ("/queues/q/pause", {"for_s": "nan"}, "give seconds"),
-        ("/theme", {"theme": "pink"}, "a theme is one of"),
-        ("/dead/1/mute", {"back": "/"}, "no group of errors 1"),
-        ("/dead/1/kill", {"back": "/"}, "unmute"),
-        ("/schedules/none/run", {"back": "/"}, "no schedule"),
-        ("/jobs/replace", {"back": "/"}, "invalid"),
-    ],
-)
-async def test_bad_forms_are_pages_that_say_why(dsn: str, path: str, fields: dict[str, str], says: str) -> None:
-    async with viewing(dsn, ALL) as client:
-        answer = await client.post(path, data=fields)
-        assert 400 <= answer.status_code < 500
-        assert answer.headers["content-type"].startswith("text/html")
-        assert says in answer.text
-        for place in ("//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"):
-            answer = await client.post("/theme", data={"theme": "dark", "back": place})
-            assert answer.headers["location"] == "/"
 
 
 @pytest.mark.parametrize(
@@ -300,20 +151,3 @@ async def test_thousands_of_queues_are_a_page_that_can_be_searched(dsn: str, db:
         assert "queue-late" in first, "it has waited longest"
         found = await client.get("/queues?search=e-37")
         assert found.text.count("/pause") == 100
-
-
-async def test_a_group_of_dead_jobs_is_retried_and_muted(dsn: str, db: Db) -> None:
-    worker_id = await v.worker(db, 3600)
-    ids = await v.insert(db, 3)
-    await v.claim(db, worker_id)
-    await v.fail(db, ids, permanent=True)
-    await db.execute("SELECT pgworkd.apply_effects(), pgworkd.count_deaths()")
-    async with viewing(dsn, ALL) as client:
-        forms = [each for each in Forms((await client.get("/dead")).text).found if each[1].startswith("/dead/")]
-        assert [each[1].rpartition("/")[2] for each in forms] == ["retry", "mute"]
-        for method, path, fields in reversed(forms):
-            assert method == "post"
-            assert (await client.post(path, data=fields)).headers["location"] == "/dead"
-        assert "3 jobs retried" in (await client.get("/dead")).text
-    assert await v.statuses(db, ids) == ["pending"] * 3
-    assert await db.fetchval("SELECT muted_until > now() + interval '23 h' FROM pgworkd.error_groups")

@@ -34,7 +34,7 @@ from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import BulkRoute
-from pgworkd.gateway.api.routes.visible import PathId, WaitS, needed_any
+from pgworkd.gateway.api.routes.visible import PathId, WaitS, visible_batch
 
 router = APIRouter(prefix="/v1", tags=["batches"], route_class=BulkRoute)
 PAGE = 500
@@ -102,7 +102,7 @@ async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: Idem
     """Create a batch below another."""
     ids: dict[str, UUID] = {}
     async with once(request, key) as call:
-        queue, _ = await _allowed(request, call.connection, batch_id, "enqueue")
+        queue, _ = await visible_batch(request, gateway_of(request).admin_on(call.connection), batch_id, "enqueue")
         for each in _queues(body, queue):
             need(request, "enqueue", each)
         if call.earlier is not None:
@@ -126,7 +126,7 @@ async def add_child(request: Request, batch_id: PathId, body: ChildIn, key: Idem
 async def add_jobs(request: Request, batch_id: PathId, body: AddIn, key: IdempotencyKey = None) -> Response:
     """Add a job for each payload, all or none; with `on_duplicate` not where an unfinished one has the dedupe key."""
     async with once(request, key) as call:
-        queue, _ = await _allowed(request, call.connection, batch_id, "enqueue")
+        queue, _ = await visible_batch(request, gateway_of(request).admin_on(call.connection), batch_id, "enqueue")
         need(request, "enqueue", body.queue or queue)
         if call.earlier is not None:
             return call.earlier
@@ -142,7 +142,7 @@ async def seal_batch(request: Request, batch_id: PathId) -> Response:
     """Close a batch to further jobs. Again: nothing changes."""
     gateway = gateway_of(request)
     async with gateway.database.transaction(access_of(request).name) as connection:
-        await _allowed(request, connection, batch_id, "enqueue")
+        await visible_batch(request, gateway.admin_on(connection), batch_id, "enqueue")
         return Json({"id": batch_id, "sealed": await gateway.admin_on(connection).batches.seal(batch_id)})
 
 
@@ -197,7 +197,7 @@ async def _tree(request: Request, batch_id: UUID) -> tuple[list[Progress], str]:
     """The tree, and the queue of its root."""
     gateway = gateway_of(request)
     async with gateway.database.transaction() as connection:
-        _, queue = await _allowed(request, connection, batch_id, "read")
+        _, queue = await visible_batch(request, gateway.admin_on(connection), batch_id, "read")
         return await gateway.admin_on(connection).batches.tree(batch_id), queue
 
 
@@ -217,7 +217,7 @@ async def get_results(
     gateway = gateway_of(request)
     after = _cursor(cursor)
     async with gateway.database.transaction() as connection:
-        await _allowed(request, connection, batch_id, "payload")
+        await visible_batch(request, gateway.admin_on(connection), batch_id, "payload")
         admin = gateway.admin_on(connection)
         found = await admin.batches.results(batch_id, after, limit, every=every)
         hidden = await _hidden(request, admin, [each.id for each in found])
@@ -237,7 +237,7 @@ async def cancel_batch(request: Request, batch_id: PathId) -> Response:
     """Cancel a batch and all below it, up to 1,000 waiting jobs at once; `more`: call again, or leave it to daemons."""
     gateway = gateway_of(request)
     async with gateway.database.transaction(access_of(request).name) as connection:
-        await _allowed(request, connection, batch_id, "enqueue", "operate")
+        await visible_batch(request, gateway.admin_on(connection), batch_id, "enqueue", "operate")
         done: Cancelled = await gateway.admin_on(connection).batches.cancel(batch_id)
     return Json({"id": batch_id, **done._asdict()})
 
@@ -256,19 +256,11 @@ async def delete_batch(
     """
     gateway = gateway_of(request)
     async with gateway.database.transaction(access_of(request).name) as connection:
-        await _allowed(request, connection, batch_id, *(["operate"] if items else ["enqueue", "operate"]))
+        await visible_batch(
+            request, gateway.admin_on(connection), batch_id, *(["operate"] if items else ["enqueue", "operate"])
+        )
         done = await gateway.admin_on(connection).batches.delete_some(batch_id, items=items, cancel=cancel)
         return Json(done._asdict())
-
-
-async def _allowed(request: Request, connection: Any, batch_id: UUID, *scopes: str) -> tuple[str, str]:
-    """The queues of the batch's jobs and of its root; Problem not-found, as if there were none, unless a scope fits."""
-    needed_any(request, *scopes)
-    access = access_of(request)
-    queues = await gateway_of(request).admin_on(connection).batches.queues(batch_id)
-    if queues is None or not any(access.allows(scope, queues[1]) for scope in scopes):
-        raise Problem("not-found", f"batch {batch_id} is unknown: check the id; it may have been deleted")
-    return queues
 
 
 async def _hidden(request: Request, admin: Admin, ids: list[UUID]) -> set[UUID]:

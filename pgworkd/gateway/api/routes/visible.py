@@ -37,6 +37,16 @@ async def visible(request: Request, admin: Admin, job_id: UUID, *scopes: str) ->
     return job
 
 
+async def visible_batch(request: Request, admin: Admin, batch_id: UUID, *scopes: str) -> tuple[str, str]:
+    """The queues of the batch's jobs and of its root; Problem not-found, as if there were none, unless a scope fits."""
+    needed_any(request, *scopes)
+    access = access_of(request)
+    queues = await admin.batches.queues(batch_id)
+    if queues is None or not any(access.allows(scope, queues[1]) for scope in scopes):
+        raise Problem("not-found", f"batch {batch_id} is unknown: check the id; it may have been deleted")
+    return queues
+
+
 def unknown_job(job_id: UUID) -> Problem:
     """The answer for a job that is not there, or that the caller may not see."""
     return Problem("not-found", f"job {job_id} is unknown: check the id; its history may have been deleted")

@@ -1,0 +1,165 @@
+"""Acts are forms: they do what they say, lead back, and do nothing for those who may only look."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from pgworkd.dashboard.pages import ROUTERS
+from tests.kits import batches as b
+from tests.kits import verbs as v
+from tests.kits.gateway import ALL, Scopes
+from tests.kits.pages import Forms, viewing
+from tests.kits.verbs import Db
+
+ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable")}
+ACTS |= {"/push/{name}/{act}": ("disable", "enable"), "/batches/{batch_id}/{act}": ("seal", "cancel", "delete")}
+
+
+def _acts(batch_id: uuid.UUID) -> list[tuple[str, str]]:
+    """Each act, with a path that it is for."""
+    values = {"queue": "q", "operation": "cancel", "group": "1", "name": "s", "batch_id": str(batch_id)}
+    routes: list[Any] = [route for router in ROUTERS for route in router.routes]
+    paths = [each.path for each in routes if "POST" in each.methods and not each.path.startswith(("/sign", "/theme"))]
+    return [(path, path.format(**values, act=act)) for path in paths for act in ACTS.get(path, ("",))]
+
+
+WHOLE = """SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgworkd.jobs j),
+    (SELECT md5(string_agg(q::text, ' ')) FROM pgworkd.queues q),
+    (SELECT md5(string_agg(s::text, ' ')) FROM pgworkd.schedules s),
+    (SELECT md5(string_agg(b::text, ' ')) FROM pgworkd.batches b),
+    (SELECT md5(string_agg(e::text, ' ')) FROM pgworkd.endpoints e),
+    (SELECT count(*) FROM pgworkd.audit WHERE what <> 'token')"""
+
+
+@pytest.mark.parametrize("scopes", [{"read": None, "payload": None}, {"operate": ["other"], "read": None}])
+async def test_who_may_only_look_changes_nothing(dsn: str, db: Db, scopes: Scopes) -> None:
+    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
+    job_id = await v.one(db)
+    await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('s', 'https://x.test/', true)")
+    acts = _acts(await b.batch(db))
+    before = await db.fetchrow(WHOLE)
+    assert len(acts) >= 12
+    async with viewing(dsn, scopes) as client:
+        for template, path in acts:
+            answer = await client.post(path, data={"id": str(job_id), "back": "/"})
+            assert answer.status_code in (403, 404), (template, answer.status_code, answer.headers)
+            assert answer.headers["content-type"].startswith("text/html")
+        page = await client.get("/queues")
+        assert not [each for each in Forms(page.text).found if "/queues" in each[1] and each[0] == "post"]
+    assert await db.fetchrow(WHOLE) == before
+
+
+async def test_acts_are_forms_which_lead_back_and_say_what_was_done(dsn: str, db: Db) -> None:
+    worker_id = await v.worker(db, 3600)
+    dead = await v.one(db)
+    await v.claim(db, worker_id)
+    await v.fail(db, [dead], permanent=True)
+    waiting = await v.one(db)
+    async with viewing(dsn, ALL) as client:
+
+        async def said(path: str, **fields: str) -> str:
+            answer = await client.post(path, data=fields)
+            assert answer.status_code == 303, answer.text
+            assert answer.headers["location"] == fields["back"]
+            page = await client.get(answer.headers["location"])
+            assert 'role="status"' not in (await client.get(answer.headers["location"])).text, "it is said once"
+            return page.text.partition('role="status">')[2].partition("<")[0]
+
+        here = "/jobs?queue=q&status=dead"
+        assert await said("/jobs/retry", id=str(dead), back=here) == "1 job retried"
+        assert (await said("/jobs/retry", id=str(waiting), back=here)).startswith("1 job left as they are: ")
+        assert await said("/jobs/cancel", id=str(waiting), back=here) == "1 job cancelled"
+        assert await said("/jobs/cancel", back=here) == "nothing was selected"
+        assert await said("/queues/q/pause", for_s="900", back="/queues/q") == "queue q is paused"
+        assert await db.fetchval(
+            "SELECT paused_until > now() + interval '800 s' AND isfinite(paused_until) FROM pgworkd.queues"
+        )
+        assert await said("/queues/q/resume", back="/") == "queue q is resumed"
+    assert await v.statuses(db, [dead]) == ["pending"]
+    who = await db.fetch("SELECT DISTINCT who FROM pgworkd.audit WHERE what <> 'token'")
+    assert [row[0].partition(" ")[0] for row in who] == ["tester"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/jobs/retry", {"id": "nonsense"}, "named by its UUID"),
+        ("/queues/q/pause", {"for_s": "-1"}, "give seconds"),
+        ("/queues/q/pause", {"for_s": "nan"}, "give seconds"),
+        ("/theme", {"theme": "pink"}, "a theme is one of"),
+        ("/dead/1/mute", {"back": "/"}, "no group of errors 1"),
+        ("/dead/1/kill", {"back": "/"}, "unmute"),
+        ("/schedules/none/run", {"back": "/"}, "no schedule"),
+        ("/jobs/replace", {"back": "/"}, "invalid"),
+    ],
+)
+async def test_bad_forms_are_pages_that_say_why(dsn: str, path: str, fields: dict[str, str], says: str) -> None:
+    async with viewing(dsn, ALL) as client:
+        answer = await client.post(path, data=fields)
+        assert 400 <= answer.status_code < 500
+        assert answer.headers["content-type"].startswith("text/html")
+        assert says in answer.text
+        for place in ("//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"):
+            answer = await client.post("/theme", data={"theme": "dark", "back": place})
+            assert answer.headers["location"] == "/"
+
+
+async def test_a_group_of_dead_jobs_is_retried_and_muted(dsn: str, db: Db) -> None:
+    worker_id = await v.worker(db, 3600)
+    ids = await v.insert(db, 3)
+    await v.claim(db, worker_id)
+    await v.fail(db, ids, permanent=True)
+    await db.execute("SELECT pgworkd.apply_effects(), pgworkd.count_deaths()")
+    async with viewing(dsn, ALL) as client:
+        forms = [each for each in Forms((await client.get("/dead")).text).found if each[1].startswith("/dead/")]
+        assert [each[1].rpartition("/")[2] for each in forms] == ["retry", "mute"]
+        for method, path, fields in reversed(forms):
+            assert method == "post"
+            assert (await client.post(path, data=fields)).headers["location"] == "/dead"
+        assert "3 jobs retried" in (await client.get("/dead")).text
+    assert await v.statuses(db, ids) == ["pending"] * 3
+    assert await db.fetchval("SELECT muted_until > now() + interval '23 h' FROM pgworkd.error_groups")
+
+
+async def test_a_batch_is_watched_sealed_cancelled_and_deleted(dsn: str, db: Db) -> None:
+    root = await b.batch(db, "payroll", "q")
+    (child,) = (await b.create(db, "bonus", "q", parent=root))[:1]
+    jobs = await b.add(db, child, 3)
+    async with viewing(dsn, ALL) as client:
+        place = f"/batches/{root}"
+        page = (await client.get("/batches?name=payroll")).text
+        assert place in page
+        assert 'aria-label="0 of 3 jobs"' in page
+        seen = []
+        for act in ("seal", "cancel", "delete"):
+            await db.execute("SELECT pgworkd.apply_effects()")
+            forms = [form for form in Forms((await client.get(place)).text).found if form[1].startswith(place)]
+            seen.append([path.rpartition("/")[2] for _, path, _ in forms])
+            (fields,) = [fields for _, path, fields in forms if path.endswith(act)]
+            said = await client.get((await client.post(f"{place}/{act}", data=fields)).headers["location"])
+            seen.append(said.text.partition('role="status">')[2].partition("<")[0])
+        assert seen == [
+            ["seal", "cancel"],
+            "the batch is sealed",
+            ["cancel"],
+            "3 jobs cancelled, 0 asked to stop",
+            ["delete"],
+            "2 batches deleted",
+        ]
+        assert (await client.get(place)).status_code == 404
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE id = ANY ($1)", jobs) == 0
+
+
+async def test_an_endpoint_is_disabled_and_enabled_and_its_address_is_for_admins(dsn: str, db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('e', 'https://x.test/?key=s', true)")
+    async with viewing(dsn, {"read": None, "operate": None}) as client:
+        page = (await client.get("/push")).text
+        assert "x.test" not in page
+        for act, state in (("disable", "disabled"), ("enable", "live")):
+            await client.post(f"/push/e/{act}", data={"back": "/push"})
+            assert f"<td>{state}" in (await client.get("/push")).text
+    async with viewing(dsn, ALL) as client:
+        assert "https://x.test/?key=s" in (await client.get("/push")).text
