@@ -75,10 +75,15 @@ class Admin:
         """Counts of live jobs, in one queue or all; zeros for an unknown queue. Reads all live jobs of the queue."""
         return Stats(*(await self._connection.fetch(sql.STATS, validation.name(queue)))[0])
 
-    async def audit(self, job_id: UUID | None = None, queue: str | None = None, limit: int = 20) -> list[AuditRow]:
-        """The newest audit entries, at most `limit` (1 to ROWS_MAX), of one job, one queue or all."""
+    async def audit(
+        self, job_id: UUID | None = None, queue: str | None = None, limit: int = 20, *, before: int | None = None
+    ) -> list[AuditRow]:
+        """The newest audit entries, at most `limit` (1 to ROWS_MAX), of one job, one queue or all.
+
+        `before`: only entries whose ids are below that.
+        """
         validation.bounded(limit)
-        rows = await self._connection.fetch(sql.AUDIT, job_id, validation.name(queue), limit)
+        rows = await self._connection.fetch(sql.AUDIT, job_id, validation.name(queue), limit, before)
         return [sql.read(AuditRow, row) for row in rows]
 
     async def note_debug(self, what: str, gateway: str) -> None:

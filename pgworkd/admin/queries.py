@@ -299,6 +299,7 @@ EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_ob
     ) AS k (name)"""
 AUDIT = """SELECT id, extract(epoch FROM at)::float8, who, what, queue, job_id, before::text, after::text
     FROM pgworkd.audit WHERE ($1::uuid IS NULL OR job_id = $1) AND ($2::text IS NULL OR queue = $2)
+        AND ($4::bigint IS NULL OR id < $4)
     ORDER BY id DESC LIMIT $3"""
 NOTE_DEBUG = """INSERT INTO pgworkd.audit (who, what, queue, before, after)
     VALUES (pgworkd.who(NULL), 'worker', '', '{}', jsonb_build_object('name', $2::text, 'debug', $1::text))"""

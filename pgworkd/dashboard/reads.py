@@ -19,6 +19,8 @@ class Questions:
         self._pool = pool
         self.failures: list[str] = []
         """What could not be read, and why."""
+        self.answered = False
+        """Whether anything could be read."""
 
     async def of(self, what: str, question: Callable[[Admin], Awaitable[T]]) -> T | None:
         """The answer to a question about `what`; None if it takes too long, or nothing answers: a note says so.
@@ -27,7 +29,9 @@ class Questions:
         """
         try:
             async with self._pool.session() as connection:
-                return await question(Admin(connection))
+                found = await question(Admin(connection))
+                self.answered = True
+                return found
         except DatabaseUnavailable as error:
             self.failures.append(f"{what}: {error}")
             return None

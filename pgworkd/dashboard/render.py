@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from pgworkd.core.access import Access
 from pgworkd.gateway.api.request.access import access_of
+from pgworkd.gateway.api.request.names import as_sent
 
 SAID_COOKIE, THEME_COOKIE = "pgworkd_said", "pgworkd_theme"
 THEMES = ("auto", "light", "dark")
@@ -33,6 +34,8 @@ NAV = (
     ("audit", "Audit"),
 )
 """The pages that can be reached from each, by their paths."""
+OF_QUEUES = ("", "queues", "jobs", "schedules")
+"""Those for who may see some queues only."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -126,14 +129,14 @@ def _context(request: Request, access: Access | None, more: dict[str, Any]) -> d
         """This page with other parameters; None leaves one out."""
         found = dict(request.query_params) | changes
         query = urlencode({name: value for name, value in found.items() if value not in (None, "")})
-        return f"{root}{quote(path)}" + f"?{query}" * bool(query)
+        return f"{root}{as_sent(path)}" + f"?{query}" * bool(query)
 
     return {
         "root": root,
         "path": path,
         "url": url,
         "here": url() if request.method == "GET" else f"{root}/",
-        "nav": NAV,
+        "nav": [each for each in NAV if access is None or access.allows("read") or each[0] in OF_QUEUES],
         "me": access,
         "may": access.allows if access is not None else lambda *_: False,
         "theme": theme if theme in THEMES else "auto",

@@ -16,11 +16,12 @@ from pgworkd.core.access import Access
 from pgworkd.dashboard import render
 from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.reads import Questions
-from pgworkd.errors import PgworkdError
+from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.gateway.api.request.access import access_of
 from pgworkd.gateway.api.request.bodies import read_body
 from pgworkd.gateway.api.request.failures import problem_of
 from pgworkd.gateway.api.request.live_lists import Row, viewer
+from pgworkd.gateway.api.request.names import as_sent
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
 from pgworkd.gateway.api.request.streams import EventStream, Tell
@@ -68,7 +69,8 @@ class OpenPage(PageRoute):
 
 
 def _failed(request: Request, problem: Problem) -> Response:
-    if problem.slug == "unauthenticated" and dashboard_of(request).callers.by_tokens:
+    is_page = "text/event-stream" not in request.headers.get("accept", "")  # else one that is open, which is told
+    if is_page and problem.slug == "unauthenticated" and dashboard_of(request).callers.by_tokens:
         return back(request, "/sign-in?next=" + quote(_place(request), safe=""))
     access = getattr(request.state, "access", None)
     body = problem.body("")
@@ -81,7 +83,7 @@ def _place(request: Request) -> str:
         return "/"
     path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     query = request.scope["query_string"].decode("latin-1")
-    return quote(path) + f"?{query}" * bool(query)
+    return as_sent(path) + f"?{query}" * bool(query)
 
 
 def back(request: Request, place: str, said: str = "") -> Response:
@@ -103,9 +105,7 @@ async def shown(request: Request, template: str, read: Read) -> Response:
 
     async def rows() -> list[Row]:
         try:
-            found = await _content(request, read)
-            updated = found.pop("updated", None)
-            return [{"html": render.main_of(request, template, found), "updated": updated}]
+            return [{"html": render.main_of(request, template, await _content(request, read))}]
         except Exception as error:  # of one page: others go on
             problem = problem_of(error, request.scope)
             raise PgworkdError("" if problem is None else str(problem.detail)) from error
@@ -129,7 +129,10 @@ def _still_may(had: Access, has: Access) -> bool:
 
 async def _content(request: Request, read: Read) -> dict[str, Any]:
     reads = Questions(dashboard_of(request).pool)
-    return await read(reads) | {"failures": reads.failures}
+    found = await read(reads)
+    if reads.failures and not reads.answered:  # an open page stays as it was
+        raise DatabaseUnavailable(reads.failures[0])
+    return found | {"failures": reads.failures}
 
 
 class Form:

@@ -111,6 +111,11 @@ BEGIN
     WHERE o.id = p_job.id);
 END $$;
 
+-- A name as one word of a command line.
+CREATE OR REPLACE FUNCTION in_shell(p_name text) RETURNS text LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN p_name ~ '^[A-Za-z0-9_.@:/+-]+$' THEN p_name
+                ELSE '''' || replace(p_name, '''', '''"''"''') || '''' END;
+
 -- What keeps a job from running by its own state, its line and its queue's pause, as explain() says
 -- it, in the order in which claim_one() names the first. Locks nothing.
 CREATE OR REPLACE FUNCTION held_back(p_job jobs, p_queue queues, p_now timestamptz)
@@ -166,11 +171,16 @@ BEGIN
                    WHERE e.name = p_queue.endpoint
                      AND (e.disabled_at IS NOT NULL OR e.paused_until >= p_queue.paused_until)),
                    'its queue is paused'),
-               'pgworkd resume ' || p_job.queue, p_queue.paused_until::timestamptz, NULL::uuid[];
+               'pgworkd resume ' || in_shell(p_job.queue), p_queue.paused_until::timestamptz, NULL::uuid[];
     END IF;
     IF p_job.waiting_on > 0 THEN
         RETURN QUERY
-        SELECT 'dependency', b.reason, 'the end of these jobs', NULL::timestamptz,
+        SELECT 'dependency', b.reason,
+               CASE WHEN b.stuck_on IS NULL THEN 'the end of these jobs'
+                    WHEN EXISTS (SELECT FROM jobs d WHERE d.id = b.stuck_on AND d.status = 'dead')
+                        THEN format('pgworkd retry %s, or: pgworkd undepend %s', b.stuck_on, p_job.id)
+                    ELSE format('pgworkd undepend %s, or: pgworkd cancel %1$s', p_job.id) END,
+               NULL::timestamptz,
                ARRAY(SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_job.id
                      ORDER BY d.depends_on LIMIT 10)
         FROM blocked_jobs b WHERE b.id = p_job.id;
@@ -275,7 +285,7 @@ BEGIN
         (NOT is_origin((SELECT o.environment FROM origin o)), 'copy',
          'this database is a copy: its jobs belong elsewhere', 'pgworkd adopt', NULL, NULL),
         (v_who.workers = 0, 'no_worker', 'no worker serves its queue',
-         CASE WHEN v_queue.endpoint IS NULL THEN 'pgworkd run --queue ' || v_job.queue
+         CASE WHEN v_queue.endpoint IS NULL THEN 'pgworkd run --queue ' || in_shell(v_job.queue)
               ELSE 'pgworkd push' END, NULL, NULL),
         (v_who.workers > 0 AND v_who.knowing = 0, 'kind',
          format('no worker of its queue has a handler for its kind %s', v_kind),

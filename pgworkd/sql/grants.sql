@@ -127,7 +127,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.pause_endpoint, pgworkd.disable_endpoint, pgwo
     pgworkd.note_endpoint, pgworkd.warn_of TO {worker};
 GRANT EXECUTE ON FUNCTION pgworkd.server_id, pgworkd.is_origin, pgworkd.became, pgworkd.became_all, pgworkd.result_of, pgworkd.with_below, pgworkd.batch_results, pgworkd.batch_tree, pgworkd.depth, pgworkd.next_priority, pgworkd.known_pools, pgworkd.made_at, pgworkd.finished_of, pgworkd.jobs_of,
     pgworkd.waits_plain, pgworkd.waits_keyed, pgworkd.waits_suspect, pgworkd.histogram_bounds, pgworkd.percentile, pgworkd.throughput, pgworkd.error_message, pgworkd.error_pattern, pgworkd.error_place, pgworkd.error_group, pgworkd.dead_groups, pgworkd.rule_of,
-    pgworkd.explain, pgworkd.place_of, pgworkd.before_in_line, pgworkd.held_back, pgworkd.key_left, pgworkd.rate_left, pgworkd.who_could_run, pgworkd.key_is_free, pgworkd.in_time, pgworkd.running_in, pgworkd.burst
+    pgworkd.explain, pgworkd.place_of, pgworkd.before_in_line, pgworkd.held_back, pgworkd.in_shell, pgworkd.key_left, pgworkd.rate_left, pgworkd.who_could_run, pgworkd.key_is_free, pgworkd.in_time, pgworkd.running_in, pgworkd.burst
     TO {worker}, {reader};
 
 -- Inserting: the columns that are an application's to say. All else goes by functions that say what they do.

@@ -65,8 +65,8 @@ async def test_acts_are_forms_which_lead_back_and_say_what_was_done(dsn: str, db
             assert answer.status_code == 303, answer.text
             assert answer.headers["location"] == fields["back"]
             page = await client.get(answer.headers["location"])
-            assert 'role="status"' not in (await client.get(answer.headers["location"])).text, "it is said once"
-            return page.text.partition('role="status">')[2].partition("<")[0]
+            assert 'class="said"' not in (await client.get(answer.headers["location"])).text, "it is said once"
+            return page.text.partition('class="said" role="status">')[2].partition("<")[0]
 
         here = "/jobs?queue=q&status=dead"
         assert await said("/jobs/retry", id=str(dead), back=here) == "1 job retried"
@@ -140,7 +140,7 @@ async def test_a_batch_is_watched_sealed_cancelled_and_deleted(dsn: str, db: Db)
             seen.append([path.rpartition("/")[2] for _, path, _ in forms])
             (fields,) = [fields for _, path, fields in forms if path.endswith(act)]
             said = await client.get((await client.post(f"{place}/{act}", data=fields)).headers["location"])
-            seen.append(said.text.partition('role="status">')[2].partition("<")[0])
+            seen.append(said.text.partition('class="said" role="status">')[2].partition("<")[0])
         assert seen == [
             ["seal", "cancel"],
             "the batch is sealed",
@@ -163,3 +163,26 @@ async def test_an_endpoint_is_disabled_and_enabled_and_its_address_is_for_admins
             assert f"<td>{state}" in (await client.get("/push")).text
     async with viewing(dsn, ALL) as client:
         assert "https://x.test/?key=s" in (await client.get("/push")).text
+
+
+async def test_all_that_match_are_cancelled_and_others_are_left(dsn: str, db: Db) -> None:
+    mine = await v.insert(db, 3, serialize_key="ann")
+    other = await v.one(db, serialize_key="bob")
+    async with viewing(dsn, ALL) as client:
+        forms = Forms((await client.get("/jobs?queue=q&key=ann&status=pending")).text).found
+        (fields,) = [fields for _, path, fields in forms if path == "/jobs/cancel/matching"]
+        answer = await client.post("/jobs/cancel/matching", data=fields)
+        assert answer.headers["location"] == "/jobs?queue=q&key=ann&status=pending"
+        assert "3 jobs cancelled" in (await client.get(answer.headers["location"])).text
+        for wrong in ({"batch": "x"}, {"group": "x"}):
+            assert (await client.post("/jobs/cancel/matching", data=wrong)).status_code == 422
+    found = await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'pending'")
+    assert ([row[0] for row in found], len(mine)) == ([other], 3)
+
+
+async def test_a_queue_that_nobody_knows_is_not_paused(dsn: str, db: Db) -> None:
+    async with viewing(dsn, ALL) as client:
+        assert "<form" not in (await client.get("/queues/misspelt")).text.partition("<main")[2].partition("</main")[0]
+        answer = await client.post("/queues/misspelt/pause", data={"back": "/"})
+        assert (answer.status_code, "no live job" in answer.text) == (404, True)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.queues") == 0

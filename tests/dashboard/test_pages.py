@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from urllib.parse import quote
 
 import httpx
@@ -58,7 +59,8 @@ async def test_a_token_for_some_queues_shows_those(dsn: str, db: Db) -> None:
         assert "mine" in (await client.get("/queues")).text
         assert (await client.get("/jobs?queue=mine")).status_code == 200
         assert (await client.get(f"/jobs/{mine}")).status_code == 200
-        for path in ("/jobs", "/jobs?queue=other", "/queues/other", "/workers", "/dead", "/audit", f"/jobs/{other}"):
+        assert "name one of them" in (await client.get("/jobs")).text
+        for path in ("/jobs?queue=other", "/queues/other", "/workers", "/dead", "/audit", f"/jobs/{other}"):
             assert (await client.get(path)).status_code in (403, 404), path
 
 
@@ -151,3 +153,42 @@ async def test_thousands_of_queues_are_a_page_that_can_be_searched(dsn: str, db:
         assert "queue-late" in first, "it has waited longest"
         found = await client.get("/queues?search=e-37")
         assert found.text.count("/pause") == 100
+
+
+@pytest.mark.parametrize("name", ["eu/mail", "a\nb", "50% off?&x=1#y", "\ue000s"])
+async def test_a_page_follows_and_acts_on_the_queue_of_its_name(dsn: str, db: Db, name: str) -> None:
+    await v.one(db, name)
+    async with viewing(dsn) as client:
+        place = f"/queues/{quote(name, safe='')}"
+        page = (await client.get(place)).text
+        follows = unescape(page.partition('hx-sse:connect="')[2].partition('"')[0])
+        assert follows == place
+        acts = {unescape(path) for method, path, _ in Forms(page).found if method == "post" and "/queues/" in path}
+        assert acts == {f"{place}/pause"}
+        assert (await client.post(f"{place}/pause", data={"for_s": "60", "back": place})).status_code == 303
+    assert await db.fetchval("SELECT name FROM pgworkd.queues WHERE paused_until > now()") == name
+
+
+async def test_reasons_name_no_job_that_may_not_be_seen(dsn: str, db: Db) -> None:
+    for queue in ("mine", "theirs"):
+        await db.execute("INSERT INTO pgworkd.queues (name, serialize_scope) VALUES ($1, 'stage')", queue)
+    first = await v.one(db, "theirs", serialize_key="k", run_at=v.at(-9))
+    second = await v.one(db, "mine", serialize_key="k", run_at=v.at(-5))
+    for scopes, is_seen in (({"read": ["mine"]}, False), ({"read": None}, True)):
+        async with viewing(dsn, scopes) as client:
+            page = (await client.get(f"/jobs/{second}")).text
+            assert "is before it in the line" in page
+            assert (str(first) in page) is is_seen
+
+
+async def test_the_audit_has_older_pages(dsn: str, db: Db) -> None:
+    await db.execute(
+        "INSERT INTO pgworkd.audit (who, what, queue, before, after) "
+        "SELECT 'ann', 'queue', 'q' || n, '{}', '{}' FROM generate_series(1, 150) n"
+    )
+    async with viewing(dsn) as client:
+        page = (await client.get("/audit")).text
+        older = unescape(page.partition('<a href="/audit?before=')[2].partition('"')[0])
+        rest = (await client.get(f"/audit?before={older}")).text
+        assert ("q150<" in page, "q51<" in page, "q50<" in page) == (True, True, False)
+        assert ("q50<" in rest, "q1<" in rest, "Older" in rest) == (True, True, False)

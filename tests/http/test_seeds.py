@@ -103,7 +103,7 @@ async def add(call: Caller, db: Db, dsn: str) -> None:
     assert (await call.ok("GET", f"/v1/batches/{root}"))["total"] == 3
 
 
-@plays("a key of an item that is unique in its job, and items that run one at a time")
+@plays("a key of an item that is unique in its job (and queue), and items that run one at a time")
 async def keys(call: Caller, db: Db, dsn: str) -> None:
     jobs = [(await call.ok("POST", "/v1/batches", {"name": name, "queue": "q"}))["id"] for name in "ab"]
     items = {"payloads": [{"n": 1}, {"n": 2}], "dedupe_key": ["one", "two"], "serialize_key": "s"}

@@ -13,7 +13,6 @@ from uuid import UUID
 import anyio
 import pytest
 
-from pgworkd.gateway.api import routes
 from pgworkd.gateway.api.request import access as checks
 from pgworkd.gateway.api.routes import bulk
 from tests.kits.daemon import until
@@ -306,7 +305,7 @@ async def test_what_is_in_other_queues_is_as_if_it_were_not_there(dsn: str, db: 
 async def test_a_follower_whose_token_is_revoked_ends_beside_a_flood_of_wrong_ones(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes.events, "CHECK_S", 0.2)
+    monkeypatch.setattr("pgworkd.gateway.api.request.streams.CHECK_S", 0.2)
     monkeypatch.setattr(checks, "FAILURES_PER_S", 0.01)
     monkeypatch.setattr(checks, "CHECKED_S", 0.2)
     async with calling(dsn) as call:

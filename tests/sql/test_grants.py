@@ -31,7 +31,7 @@ FUNCTIONS = {
         waits_keyed waits_plain waits_suspect with_below
         histogram_bounds percentile throughput error_message error_pattern error_place error_group
         dead_groups
-        explain place_of before_in_line held_back key_left rate_left who_could_run
+        explain place_of before_in_line held_back in_shell key_left rate_left who_could_run
         key_is_free in_time running_in burst
     """,
     "worker": """

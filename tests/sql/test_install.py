@@ -290,6 +290,7 @@ WITHIN = {
     "clock_after_waiting",
     "deferred",
     "finished_of",
+    "held_back",
     "is_later",
     "is_origin",
     "item_key",

@@ -65,7 +65,11 @@ async def schedule(request: Request, name: PathName, act: Literal["run", "enable
 
 @router.get("/audit")
 async def audit(
-    request: Request, *, queue: Annotated[str, Query(max_length=200)] = "", job: UUID | None = None
+    request: Request,
+    *,
+    queue: Annotated[str, Query(max_length=200)] = "",
+    job: UUID | None = None,
+    before: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
 ) -> Response:
     """Who changed what: the newest entries."""
     needed_any(request, "read")
@@ -73,7 +77,10 @@ async def audit(
         need(request, "read", queue)
 
     async def read(reads: Questions) -> dict[str, Any]:
-        rows = await reads.of("audit", lambda admin: admin.audit(job, queue or None, ENTRIES)) or []
-        return {"entries": shown_entries(access_of(request), [row._asdict() for row in rows]), "queue": queue}
+        question = lambda admin: admin.audit(job, queue or None, ENTRIES, before=before)  # noqa: E731
+        rows = await reads.of("audit", question) or []
+        entries = shown_entries(access_of(request), [row._asdict() for row in rows])
+        more = rows[-1].id if len(rows) == ENTRIES else None
+        return {"entries": entries, "queue": queue, "job": job, "before": before, "more": more}
 
     return await shown(request, "audit.html", read)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.jobs import JobSelection
 from pgworkd.admin.listing import Listed, Page
-from pgworkd.admin.operations import operate
+from pgworkd.admin.operations import first_matching, operate
+from pgworkd.admin.refusals import Refused
 from pgworkd.core.job import Status
 from pgworkd.core.validation import counted
 from pgworkd.dashboard.reads import Questions
@@ -19,7 +21,7 @@ from pgworkd.gateway.api.models.jobs import Instant
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
-from pgworkd.gateway.api.routes.visible import JobId, needed_any, unknown_job, visible
+from pgworkd.gateway.api.routes.visible import JobId, needed_any, reasons_for, unknown_job, visible
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
@@ -44,11 +46,14 @@ async def jobs(
 ) -> Response:
     """Jobs that match, the newest first."""
     access = access_of(request)
-    need(request, "read", queue)
+    needed_any(request, "read")
+    if queue is not None:
+        need(request, "read", queue)
+    may_read = access.allows("read", queue)
     wanted = Listed(queue, kind, status, key, batch, group, since, until)
 
     async def read(reads: Questions) -> dict[str, Any]:
-        found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS))
+        found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS)) if may_read else None
         names = await reads.of("queues", lambda admin: admin.queues.names()) or []
         seen = [each for each in names if access.allows("read", each)]
         return {
@@ -56,6 +61,7 @@ async def jobs(
             "wanted": wanted,
             "names": seen[:NAMES_MAX],
             "states": STATES,
+            "may_read": may_read,
             "before": before,
         }
 
@@ -65,12 +71,13 @@ async def jobs(
 @router.get("/jobs/{job_id}")
 async def job(request: Request, job_id: JobId) -> Response:
     """One job, with why it does not run."""
+    access = access_of(request)
     needed_any(request, "read")
 
     async def read(reads: Questions) -> dict[str, Any]:
         async def question(admin: Admin) -> dict[str, Any]:
             found = await visible(request, admin, job_id, "read")
-            return {"job": found, "reasons": await admin.jobs.explain(job_id)}
+            return {"job": found, "reasons": await reasons_for(access, admin, job_id)}
 
         found = await reads.of("the job", question) or {"job": None, "reasons": []}
         audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
@@ -93,9 +100,35 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard"]
             if wrong := [each for each in ids if each not in queues or not access.allows("operate", queues[each])]:
                 raise unknown_job(wrong[0])
         outcomes, refused = await operate(admin.jobs, operation, ids)
+    return back(request, form.one("back", "/jobs"), _told(outcomes, refused))
+
+
+@router.post("/jobs/{operation}/matching")
+async def act_on_matching(request: Request, operation: Literal["retry", "cancel", "discard"]) -> Response:
+    """Does something to the jobs that match the filter in the form, up to SELECTED_MAX."""
+    form = await form_of(request)
+    queue, kind, key, status = (form.one(name) or None for name in ("queue", "kind", "key", "status"))
+    access = need(request, "operate", queue)
+    try:
+        batch = UUID(form.one("batch")) if form.one("batch") else None
+        group = int(form.one("group")) if form.one("group") else None
+    except ValueError:
+        raise Problem("invalid", "batch is a UUID, and group the number of a group of errors") from None
+    which = JobSelection(queue, kind, key, batch, status, all_queues=True, group=group)
+    async with gateway_of(request).admin(access.name) as admin:
+        ids, are_all = await first_matching(admin.jobs, operation, which, SELECTED_MAX)
+        if not ids:
+            return back(request, form.one("back", "/jobs"), "no job matches to which this applies")
+        outcomes, refused = await operate(admin.jobs, operation, ids)
+    return back(
+        request, form.one("back", "/jobs"), _told(outcomes, refused, "" if are_all else "there are more: again")
+    )
+
+
+def _told(outcomes: Mapping[str, int], refused: Sequence[Refused], more: str = "") -> str:
     said = [f"{counted(count, 'job')} {outcome}" for outcome, count in outcomes.items() if count]
     said += [f"{counted(len(refused), 'job')} left as they are: {refused[0].reason}"] if refused else []
-    return back(request, form.one("back", "/jobs"), "; ".join(said))
+    return "; ".join([*said, *([more] if more else [])])
 
 
 def _ids(given: Sequence[str]) -> list[UUID]:

@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.explained import Explanation
+from pgworkd.core.access import Access
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
-from pgworkd.gateway.api.routes.visible import PathName, needed_any
+from pgworkd.gateway.api.routes.visible import PathName, needed_any, reasons_for
 from pgworkd.settings.queue import effective_settings
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -37,14 +38,14 @@ async def queues(request: Request, *, search: Annotated[str, Query(max_length=20
 @router.get("/queues/{queue}")
 async def queue(request: Request, queue: PathName) -> Response:
     """One queue: its counts and settings, why its first job waits, what died."""
-    need(request, "read", queue)
-    return await shown(request, "queue.html", lambda reads: _queue(reads, queue))
+    access = need(request, "read", queue)
+    return await shown(request, "queue.html", lambda reads: _queue(access, reads, queue))
 
 
-async def _queue(reads: Questions, queue: str) -> dict[str, Any]:
+async def _queue(access: Access, reads: Questions, queue: str) -> dict[str, Any]:
     async def first(admin: Admin) -> tuple[Any, list[Explanation]]:
         found = await admin.jobs.first_waiting(queue)
-        return found, [] if found is None else await admin.jobs.explain(found)
+        return found, [] if found is None else await reasons_for(access, admin, found)
 
     rows = await reads.of("queue", lambda admin: admin.queues.find()) or []
     settings = await reads.of("settings", lambda admin: admin.queues.settings()) or {}
@@ -67,6 +68,8 @@ async def pause(request: Request, queue: PathName) -> Response:
     form = await form_of(request)
     for_s = _seconds(form.one("for_s"))
     async with gateway_of(request).admin(access.name) as admin:
+        if not await admin.queues.exists(queue):
+            raise Problem("not-found", f"queue {queue!r} has no live job, no worker and no settings")
         await admin.queues.pause(queue, for_s)
     return back(request, form.one("back", "/queues"), f"queue {queue} is paused")
 

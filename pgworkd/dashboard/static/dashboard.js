@@ -8,15 +8,25 @@
   };
   const picked = () => document.querySelector("input[name=id]:checked");
 
+  // A page that does not follow the database says so.
+  const stale = (why) => {
+    const note = document.getElementById("stale");
+    document.body.classList.toggle("stale", Boolean(why));
+    note.hidden = !why;
+    note.textContent = why ? `Not up to date: ${why}` : "";
+  };
+  document.addEventListener("htmx:sse:error", (event) => {
+    if (event.detail.status === 401) window.location.reload(); // which leads to the form
+    else stale(event.detail.status ? `the gateway answers ${event.detail.status}` : "the gateway does not answer");
+  });
+
   // What somebody reads, types or selects stays where it is; the next news come with what was left out.
   document.addEventListener("htmx:sse:before:message", (event) => {
     const message = event.detail.message;
     if (message.event === "failed") {
-      document.body.classList.add("stale");
-      document.body.title = message.data;
+      stale(message.data);
     } else if (!message.event) {
-      document.body.classList.remove("stale");
-      document.body.title = "";
+      stale("");
       if (typing() || selecting() || picked()) event.preventDefault();
     }
   });

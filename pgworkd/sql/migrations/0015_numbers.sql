@@ -103,6 +103,7 @@ BEGIN
                          ('wake', 'scope_of'), ('dead_groups', 'explain'),
                          ('dead_groups', 'place_of'), ('dead_groups', 'before_in_line'),
                          ('dead_groups', 'held_back'), ('dead_groups', 'key_left'),
+                         ('dead_groups', 'in_shell'),
                          ('dead_groups', 'rate_left'), ('claim', 'reset_rate'),
                          ('dead_groups', 'who_could_run'), ('dead_groups', 'burst'),
                          ('dead_groups', 'in_time'), ('dead_groups', 'key_is_free'),

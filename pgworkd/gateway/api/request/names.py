@@ -25,6 +25,11 @@ def encoded(text: str) -> str:
     return _MARKED.sub(lambda found: quote(_CHARS[found[1]], safe=""), text)
 
 
+def as_sent(path: str) -> str:
+    """A marked path as its address has it."""
+    return "/".join(quote(plain(part), safe="") for part in path.split("/"))
+
+
 def plain(text: str) -> str:
     """The name that a marked part stands for."""
     return _MARKED.sub(lambda found: _CHARS[found[1]], text)

@@ -34,7 +34,7 @@ from pgworkd.gateway.api.request.gateway import Gateway, gateway_of
 from pgworkd.gateway.api.request.once import IdempotencyKey, once
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
-from pgworkd.gateway.api.routes.visible import JobId, WaitS, may_wait_for, needed_any, visible
+from pgworkd.gateway.api.routes.visible import JobId, WaitS, may_wait_for, needed_any, reasons_for, visible
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=Route)
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="Edit only a job that has this ETag")]
@@ -125,7 +125,7 @@ async def explain_job(request: Request, job_id: JobId) -> Response:
     """Why a job does not run: each reason, which is enough by itself, and what ends it."""
     async with gateway_of(request).admin() as admin:
         await visible(request, admin, job_id, "read")
-        reasons = await admin.jobs.explain(job_id)
+        reasons = await reasons_for(access_of(request), admin, job_id)
     return Json({"id": job_id, "reasons": [each._asdict() for each in reasons]})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 from uuid import UUID
@@ -10,8 +11,9 @@ from fastapi import Path, Query, Request
 from pydantic import BeforeValidator
 
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.explained import Explanation
 from pgworkd.admin.queries import JobDetails
-from pgworkd.core.access import SCOPES
+from pgworkd.core.access import SCOPES, Access
 from pgworkd.core.validation import ROWS_MAX
 from pgworkd.gateway.api.models.jobs import without_prefix
 from pgworkd.gateway.api.request.access import access_of
@@ -24,6 +26,7 @@ PathName = Annotated[str, BeforeValidator(plain), Path(min_length=1, max_length=
 PathId = Annotated[UUID, Path()]
 JobId = Annotated[UUID, BeforeValidator(without_prefix), Path(description="A UUID, or job_ and a UUID")]
 WAIT_S_MAX = 60.0
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WaitS = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end")]
 
 
@@ -45,6 +48,25 @@ async def visible_batch(request: Request, admin: Admin, batch_id: UUID, *scopes:
     if queues is None or not any(access.allows(scope, queues[1]) for scope in scopes):
         raise Problem("not-found", f"batch {batch_id} is unknown: check the id; it may have been deleted")
     return queues
+
+
+async def reasons_for(access: Access, admin: Admin, job_id: UUID) -> list[Explanation]:
+    """Why a job does not run, without the ids of jobs in queues that the caller may not see."""
+    found = await admin.jobs.explain(job_id)
+    if access.allows("read"):
+        return found
+    named = {UUID(text) for each in found for text in _ID.findall(each.says)}
+    named |= {other for each in found for other in each.jobs or ()}
+    queues = await admin.jobs.queues(list(named)) if named else {}
+    seen = {each for each in named if each in queues and access.allows("read", queues[each])}
+
+    def cut(text: str) -> str:
+        return _ID.sub(lambda id_: id_[0] if UUID(id_[0]) in seen | {job_id} else "of another queue", text)
+
+    return [
+        each._replace(says=cut(each.says), ends=cut(each.ends), jobs=each.jobs and [i for i in each.jobs if i in seen])
+        for each in found
+    ]
 
 
 def unknown_job(job_id: UUID) -> Problem:

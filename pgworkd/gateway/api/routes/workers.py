@@ -59,6 +59,16 @@ NOT_CLAIMED = {
     "locked": "busy",
 }
 """By why a job was not claimed: the slug of the answer."""
+SAID = {
+    "expired": "has expired",
+    "not_due": "is not due yet",
+    "paused": "has a queue that is paused",
+    "limit": "has a queue whose limit is reached, or a limit_key whose",
+    "slots": "fits into no slot of the worker: all are taken",
+    "locked": "is locked by another session",
+    "suspect": "was lost with its workers: a worker runs one such job at a time",
+}
+"""What is said of a job that was not claimed, where its status does not."""
 PROGRESS_BYTES_MAX = 2000
 LastClaim = Annotated[
     int | None,
@@ -167,7 +177,7 @@ async def _refusal(request: Request, job_id: UUID, refused: NotClaimed) -> Probl
     more: dict[str, Any] = {"job_status": job.status}
     if refused.again_s is not None:
         more["again_s"] = refused.again_s
-    said = f"job {job_id} " + ("has expired" if why == "expired" else f"is {job.status}")
+    said = f"job {job_id} " + SAID.get(why, f"is {job.status}")
     if slug == "not-due":
         more["run_at"] = job.run_at
     elif slug == "job-running":
@@ -175,9 +185,7 @@ async def _refusal(request: Request, job_id: UUID, refused: NotClaimed) -> Probl
         said += f", at worker {job.worker}"
     elif slug == "job-blocked":
         more["waits_for"] = list(refused.waits_for or ())
-        said = f"job {job_id} {job.waits or 'waits for its serialize_key'}"
-    elif why == "suspect":
-        said = f"job {job_id} was lost with its workers: a worker runs one such job at a time"
+        said = f"job {job_id} waits: {job.waits or 'for its serialize_key'}"
     return Problem(slug, said, **more)
 
 
