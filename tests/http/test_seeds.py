@@ -110,7 +110,7 @@ async def keys(call: Caller, db: Db, dsn: str) -> None:
     ids = [(await call.ok("POST", f"/v1/batches/{job_id}/jobs", items))["ids"] for job_id in jobs]
     assert (await call.problem("POST", f"/v1/batches/{jobs[0]}/jobs", items))[:2] == (409, "duplicate-key")
     again = await call.ok("POST", f"/v1/batches/{jobs[0]}/jobs", {**items, "on_duplicate": "skip"})
-    assert again == {"ids": ids[0], "created": [False, False]}
+    assert again == {"ids": ids[0], "created": [False, False], "changed": [False, False]}
     worker, ran = await registered(call), []
     for _ in range(4):
         (got,) = await worker.claim(most=10, wait_s=20)

@@ -59,8 +59,8 @@ _SETUP = """
 OF_A_HANDLER = {"complete_own"}
 """Called in job.transaction(): an error there is the handler's failure."""
 SELDOM = """
-    carefully deferred drop_pool fail_schedule fenced forget_rates jobs_of kinds_elsewhere mend_dependencies
-    payloads refuse_claims retire_schedules rule_out_days settle_ended sign_off unlocked validate_days
+    carefully deferred drop_pool fail_schedule fenced forget_rates jobs_of kinds_elsewhere may_stay_open
+    mend_dependencies payloads refuse_claims retire_schedules rule_out_days settle_ended sign_off unlocked validate_days
 """.split()
 """Functions that a run of this application may not call; it must call all others."""
 _WRAP = r"""
