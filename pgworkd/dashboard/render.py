@@ -35,7 +35,7 @@ NAV = (
 )
 """The pages that can be reached from each, by their paths."""
 OF_QUEUES = ("", "queues", "jobs", "schedules")
-"""Those for who may see some queues only."""
+"""Pages for who may see some queues only."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

@@ -171,14 +171,16 @@ BEGIN
                    WHERE e.name = p_queue.endpoint
                      AND (e.disabled_at IS NOT NULL OR e.paused_until >= p_queue.paused_until)),
                    'its queue is paused'),
-               'pgworkd resume ' || in_shell(p_job.queue), p_queue.paused_until::timestamptz, NULL::uuid[];
+               'pgworkd resume ' || in_shell(p_job.queue), p_queue.paused_until::timestamptz,
+               NULL::uuid[];
     END IF;
     IF p_job.waiting_on > 0 THEN
         RETURN QUERY
         SELECT 'dependency', b.reason,
                CASE WHEN b.stuck_on IS NULL THEN 'the end of these jobs'
                     WHEN EXISTS (SELECT FROM jobs d WHERE d.id = b.stuck_on AND d.status = 'dead')
-                        THEN format('pgworkd retry %s, or: pgworkd undepend %s', b.stuck_on, p_job.id)
+                        THEN format('pgworkd retry %s, or: pgworkd undepend %s', b.stuck_on,
+                                    p_job.id)
                     ELSE format('pgworkd undepend %s, or: pgworkd cancel %1$s', p_job.id) END,
                NULL::timestamptz,
                ARRAY(SELECT d.depends_on FROM job_dependencies d WHERE d.job_id = p_job.id

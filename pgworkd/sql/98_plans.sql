@@ -51,7 +51,8 @@ BEGIN
         ), functions (bundle, names) AS (VALUES
             ('inline', '
                 add_error became burst clock clock_after_waiting deadline defers histogram_bounds
-                in_shell in_time is_awaited is_careful is_later is_no_rows_fault is_ours is_since is_within
+                in_shell
+                in_time is_awaited is_careful is_later is_no_rows_fault is_ours is_since is_within
                 item_key key_is_free lock_queue made_at new_id no_wait notify_pools payload_key
                 rule_of waits_keyed waits_plain waits_suspect'),
             ('plain', '

@@ -71,7 +71,7 @@ BUGS = (
     ),
     python(
         "a batch belongs to its own queue, not to its root's",
-        f"{_API}/routes/batches",
+        f"{_API}/routes/visible",
         "access.allows(scope, queues[1])",
         "access.allows(scope, queues[0])",
         tests="tests/http/test_batches.py",

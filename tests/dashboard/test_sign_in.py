@@ -16,14 +16,17 @@ from pgworkd.database.connection import ConnectionOptions
 from pgworkd.gateway.api.app import asgi
 from pgworkd.gateway.api.request.gateway import GatewayOptions
 from pgworkd.gateway.api.request.live_lists import LiveLists
+from tests.kits import verbs as v
 from tests.kits.daemon import until
 from tests.kits.gateway import served, token
+from tests.kits.verbs import Db
 
 BY_PROXY = {"PGWORKD_HTTP_PROXIES": "127.0.0.1", "PGWORKD_HTTP_USER_HEADER": "X-Forwarded-User"}
 
 
 @pytest.mark.parametrize(("scopes", "pause"), [("read", 403), ("read,operate", 303)])
-async def test_a_proxy_says_who_looks(dsn: str, scopes: str, pause: int) -> None:
+async def test_a_proxy_says_who_looks(dsn: str, db: Db, scopes: str, pause: int) -> None:
+    await v.one(db)
     with served(dsn, "--with", "dashboard", **BY_PROXY, PGWORKD_HTTP_USER_SCOPES=scopes) as (_, address):
         for peer, status in (("127.0.0.1", 200), ("127.0.0.2", 303)):
             transport = httpx.AsyncHTTPTransport(local_address=peer)
@@ -38,7 +41,9 @@ async def test_a_proxy_says_who_looks(dsn: str, scopes: str, pause: int) -> None
         assert [each.who for each in await admin.audit()] == ["ann@example.com"] * (pause == 303)
 
 
-async def test_an_application_that_mounts_the_pages_says_who_looks(dsn: str) -> None:
+async def test_an_application_that_mounts_the_pages_says_who_looks(dsn: str, db: Db) -> None:
+    await v.one(db)
+
     def authorize(request: Any) -> Access:
         scopes = {"read": None, "operate": None} if "user" in request.headers else {}
         return Access(request.headers.get("user", "nobody"), scopes)
@@ -67,7 +72,8 @@ def test_a_start_without_tokens_prints_an_address_unless_it_goes_to_the_journal(
         with served(dsn, "--with", "dashboard", **environ) as (process, address):
             assert httpx.get(f"{address}/sign-in", timeout=30).status_code == 200
             process.terminate()
-            return process.communicate(timeout=30)[0]
+            assert process.stdout is not None
+            return process.stdout.read()
 
     assert "/sign-in?once=" in printed()
     assert "once=" not in printed(JOURNAL_STREAM="8:1")
