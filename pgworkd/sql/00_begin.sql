@@ -34,6 +34,15 @@ BEGIN
     IF to_regnamespace('pgworkd') IS NULL THEN  -- IF NOT EXISTS needs rights even where it exists
         CREATE SCHEMA pgworkd;
     END IF;
+    IF to_regclass('pgworkd.schema_version') IS NOT NULL
+       AND to_regclass('pgworkd.result_waiters') IS NOT NULL THEN
+        -- An upgrade locks at once what it is likely to change, beginning at the door of daemons: a
+        -- claim that has `workers` and waits for `jobs` would keep it from changing `workers`.
+        IF EXISTS (SELECT FROM pgworkd.schema_version v WHERE v.version < 15) THEN
+            LOCK TABLE ONLY pgworkd.workers, ONLY pgworkd.jobs, ONLY pgworkd.queues,
+                ONLY pgworkd.batches, ONLY pgworkd.schedules;
+        END IF;
+    END IF;
     FOREACH v_table IN ARRAY ARRAY['jobs', 'job_dependencies', 'result_waiters', 'batches',
             'batch_additions', 'schedules', 'queues', 'finished_jobs', 'audit'] LOOP
         IF to_regclass('pgworkd.' || v_table) IS NOT NULL THEN  -- all locks, in their order

@@ -28,6 +28,12 @@ BUGS = (
         "",
         tests="tests/engine/test_migrate_live.py",
     ),
+    sql(
+        "an upgrade locks jobs before the workers that claims hold while they wait for jobs",
+        "LOCK TABLE ONLY pgworkd.workers, ONLY pgworkd.jobs,",
+        "LOCK TABLE ONLY pgworkd.jobs, ONLY pgworkd.workers,",
+        tests="tests/sql/test_migrations.py -k waits_for_a_claim",
+    ),
     python(
         "a daemon claims from a newer schema",
         "engine/life/worker",

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 
@@ -69,6 +70,21 @@ async def test_psql_upgrades_an_old_database_too(db: Db, old: Db) -> None:
     await old.execute(schema.script())
     assert await contents(old) == before
     assert differences(await catalog(old), await catalog(db)) == []
+
+
+async def test_an_upgrade_that_waits_for_a_claim_holds_nothing_that_the_claim_is_about_to_take(
+    old: Db, empty_dsn: str
+) -> None:
+    """Else each waits for the other, again and again: under busy daemons it never got its locks."""
+    session = await asyncpg.connect(empty_dsn)
+    pid = session.get_server_pid()
+    await old.execute("BEGIN; LOCK TABLE pgworkd.workers IN ROW SHARE MODE")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(session.execute, schema.script())
+        await until(lambda: old.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)", pid))
+        await old.execute("LOCK TABLE pgworkd.jobs, pgworkd.queues IN ROW EXCLUSIVE MODE NOWAIT; COMMIT")
+    assert await old.fetchval("SELECT version FROM pgworkd.schema_version") == schema.VERSION
+    await session.close()
 
 
 async def test_the_script_of_a_previous_version_leaves_a_newer_schema_unchanged(db: Db, version: int) -> None:
