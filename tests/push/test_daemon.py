@@ -208,8 +208,8 @@ async def test_five_failures_in_a_row_pause_the_endpoint_with_all_its_queues(dsn
         waiting = await insert(db, "other")
         await seen.wait(events.QUEUE_SETTINGS, queue="other", paused=True)
         assert (await _job(db, waiting))["status"] == "pending"
-        assert await db.fetchval("SELECT pgworkd.enable_endpoint('e')")
         down.answer = answer_of(200)
+        assert await db.fetchval("SELECT pgworkd.enable_endpoint('e')")
         await until(waits_for_status(db, waiting, "completed"))
 
 
