@@ -119,7 +119,8 @@ QUEUES = """WITH RECURSIVE leap (queue) AS (
                      (SELECT min(j.queue) FROM pgworkd.jobs j WHERE pgworkd.waits_suspect(j) AND j.queue > l.queue))
         FROM leap l WHERE l.queue IS NOT NULL
     ) SELECT l.queue::text FROM leap l WHERE l.queue IS NOT NULL LIMIT $1"""
-HEALTH = """SELECT q.queue, extract(epoch FROM pgworkd.clock() - least(plain.at, keyed.at, suspect.at))::float8,
+HEALTH = """SELECT q.queue,
+        coalesce(extract(epoch FROM pgworkd.clock() - least(plain.at, keyed.at, suspect.at)), 0)::float8,
         coalesce(extract(epoch FROM pgworkd.clock() - plain.at), 0)::float8,
         fleet.workers, fleet.slots, fleet.running,
         coalesce(s.paused_until > pgworkd.clock(), false), coalesce(s.limited, false), s.endpoint::text

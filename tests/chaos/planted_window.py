@@ -43,6 +43,13 @@ BUGS = (
         tests="tests/engine/test_cli_health.py",
     ),
     python(
+        "doctor fails at a queue that is drained while it looks",
+        "admin/doctor_queries",
+        "coalesce(extract(epoch FROM pgworkd.clock() - least(plain.at, keyed.at, suspect.at)), 0)::float8",
+        "extract(epoch FROM pgworkd.clock() - least(plain.at, keyed.at, suspect.at))::float8",
+        tests="tests/engine/test_cli_doctor.py -k drained",
+    ),
+    python(
         "doctor does not report jobs blocked by dead ones",
         "admin/findings",
         "_stuck(health), ",

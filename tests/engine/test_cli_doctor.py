@@ -11,7 +11,10 @@ import asyncpg
 import pytest
 from anyio.to_thread import run_sync
 
+from pgworkd.admin import Admin, doctor_queries
+from pgworkd.admin.findings import judged
 from pgworkd.database import grants
+from pgworkd.database.connection import ConnectionOptions
 from tests.engine.test_cli_health import found
 from tests.kits.cli import NOBODY, Shell, clean, shell
 from tests.kits.daemon import until
@@ -158,3 +161,14 @@ def test_doctor_tells_of_policies(shell: Shell) -> None:
     assert "row level security is on for jobs: jobs that a policy keeps from a daemon's role wait" in line
     shell.db.execute(policy.drop)
     assert "row level" not in shell("doctor").stdout
+
+
+async def test_a_queue_that_is_drained_while_doctor_looks_is_not_late(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last job is claimed between the question which queues wait and the one for how long."""
+    monkeypatch.setattr(doctor_queries, "QUEUES", "SELECT 'drained' LIMIT $1")
+    async with Admin(ConnectionOptions(dsn)) as admin:
+        health = await admin.health()
+    assert [(each.queue, each.overdue_s) for each in health.queues] == [("drained", 0.0)]
+    assert {each.level for each in judged(health)} == {"ok"}
