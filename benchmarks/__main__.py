@@ -14,6 +14,7 @@ import uvloop
 from . import (
     batches,
     chart,
+    dashboard,
     drain,
     enqueue,
     features,
@@ -60,6 +61,8 @@ ROWS: dict[str, Row] = {
     "hogs": hogs.hogs_row,
     "push": push.push_row,
     "proxy": proxy.proxy_row,
+    "pages": dashboard.pages_row,
+    "viewers": dashboard.viewers_row,
 }
 
 

@@ -36,7 +36,7 @@ _BACKLOG_SQL = f"""
 
 # Evenly over the partitions of the last six days, in order of time, as it would have grown. `pgworkd.clock` sets
 # the schema's clock back, so that it creates partitions of the past.
-_HISTORY_SQL = f"""
+HISTORY_SQL = f"""
     SELECT set_config('pgworkd.clock', (now() - interval '6 days')::text, false);
     SELECT pgworkd.ensure_partitions(13);
     RESET pgworkd.clock;
@@ -118,7 +118,7 @@ async def finished_row(bench: Bench) -> list[Line]:
     bench.say(f"finished: {jobs:,} jobs with {rows:,} rows of history and without {note}")
     async with AsyncExitStack() as stack:
         contenders: dict[str, Callable[[], Awaitable[Drain]]] = {}
-        for name, scripts in {"history": [_HISTORY_SQL % (rows, rows)], "none": []}.items():
+        for name, scripts in {"history": [HISTORY_SQL % (rows, rows)], "none": []}.items():
             dsn, connection = await stack.enter_async_context(_kept_database(bench, ours(), scripts))
             contenders[name] = partial(_again, bench, ours(), dsn, connection, jobs)
         found = await interleave(contenders, bench.rounds, bench.say)

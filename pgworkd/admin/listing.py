@@ -15,8 +15,8 @@ from pgworkd.core import validation
 from pgworkd.core.job import Status
 from pgworkd.database.connection import Connection
 
-WALK_ROWS = 20_000
-"""Rows of each table that a page looks at."""
+WALK_ROWS, WALK_ALL_ROWS = 20_000, 2_000
+"""Rows of each table that a page looks at; where any job will do."""
 # Each walks its table by id, downwards, and also returns one row without an id: how many rows it has seen, and where it
 # stopped. Payloads are not read.
 _WALK = """WITH walked AS MATERIALIZED (
@@ -82,9 +82,10 @@ async def page(connection: Connection, which: Listed, before: UUID | None, limit
     validation.bounded(limit)
     validation.one_of(which.status, "status", tuple(Status))
     names = (validation.name(which.queue), validation.name(which.kind), which.status, validation.name(which.key))
-    wanted = (before, *names, which.batch, which.error_group, limit + 1, WALK_ROWS, which.since, which.until)
-    live, live_end = _walked(await connection.fetch(_LIVE, *wanted))
-    old, old_end = _walked(await connection.fetch(_FINISHED, *wanted))
+    walk = WALK_ROWS if any(each is not None for each in which) else WALK_ALL_ROWS
+    wanted = (before, *names, which.batch, which.error_group, limit + 1, walk, which.since, which.until)
+    live, live_end = _walked(await connection.fetch(_LIVE, *wanted), walk)
+    old, old_end = _walked(await connection.fetch(_FINISHED, *wanted), walk)
     # What lies below the end of either walk is for the next page: the other walk may have a newer one there.
     end = max((each for each in (live_end, old_end) if each is not None), default=None)
     both = {each.id: each for each in [*live, *old] if end is None or each.id >= end}  # one may just have moved
@@ -94,7 +95,7 @@ async def page(connection: Connection, which: Listed, before: UUID | None, limit
     return Page(rows, end)
 
 
-def _walked(rows: Sequence[Sequence[Any]]) -> tuple[list[JobRow], UUID | None]:
+def _walked(rows: Sequence[Sequence[Any]], walk: int) -> tuple[list[JobRow], UUID | None]:
     """The jobs that match, and the lowest id that was looked at; None: there are none below."""
     *found, end = sorted(rows, key=lambda row: row[0] is None)
-    return [read(JobRow, row) for row in found], UUID(end[-1]) if end[4] == WALK_ROWS else None
+    return [read(JobRow, row) for row in found], UUID(end[-1]) if end[4] == walk else None

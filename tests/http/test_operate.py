@@ -24,7 +24,8 @@ async def test_pages_have_each_job_that_matches_once_wherever_it_is(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, walk: int
 ) -> None:
     """However few rows a page looks at, and whether they are live or finished."""
-    monkeypatch.setattr(listing, "WALK_ROWS", walk)
+    for name in ("WALK_ROWS", "WALK_ALL_ROWS"):
+        monkeypatch.setattr(listing, name, walk)
     await db.execute("INSERT INTO pgworkd.jobs (queue) SELECT 'q' || i % 3 FROM generate_series(1, 40) i")
     await db.execute(
         "SELECT pgworkd.cancel(array_agg(id)) FROM (SELECT id FROM pgworkd.jobs ORDER BY random() LIMIT 20) j"

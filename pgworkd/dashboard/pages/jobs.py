@@ -54,8 +54,8 @@ async def jobs(
 
     async def read(reads: Questions) -> dict[str, Any]:
         found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS)) if may_read else None
-        names = await reads.of("queues", lambda admin: admin.queues.names()) or []
-        seen = [each for each in names if access.allows("read", each)]
+        queues = await reads.of("queues", lambda admin: admin.queues.find()) or []  # names() would read all live jobs
+        seen = [each.queue for each in queues if access.allows("read", each.queue)]
         return {
             "page": found or Page([], None),
             "wanted": wanted,
