@@ -53,6 +53,7 @@ class App(registry.Registry):
             raise UsageError(f"two alerts are named {name!r}: give each a name of its own")
         self.handler(rule.kind, queue=rule.queue, **recipient.OPTIONS)(alert_handler(rule, to))
         self.alert_rules[rule.name] = rule
+        self.mails |= isinstance(to, str)
 
     def push(
         self,
@@ -101,3 +102,4 @@ class App(registry.Registry):
         kind = digests.KIND if name is None else f"{digests.KIND}.{name}"
         options = {"queue": queue, "every": every, "timezone": timezone, "missed": "once", **recipient.OPTIONS}
         self.handler(kind, **options)(digests.digest_handler(lambda: self.handlers[kind].recurrence, to))
+        self.mails |= isinstance(to, str)

@@ -146,7 +146,7 @@ REFUSED = """SELECT r.what, r.sqlstate, count(*)::int, min(r.key), (array_agg(r.
         array_agg(DISTINCT d.queue)
     FROM (SELECT j.id, j.error, j.queue::text FROM pgworkd.jobs j WHERE j.status = 'dead' LIMIT $1) d
     WHERE d.error LIKE 'the outcome ''%'' could not be stored: %' HAVING count(*) > 0
-    ORDER BY 3 DESC, 1 LIMIT 10"""
+    ORDER BY 3 DESC, 1 LIMIT 1000"""
 OF_NO_DAY = "SELECT count(*)::int FROM (SELECT FROM pgworkd.finished_jobs_other LIMIT $1) o"
 POLICIES = """SELECT coalesce(string_agg(c.relname, ', ' ORDER BY c.relname), '') FROM pg_class c
     WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relrowsecurity"""

@@ -179,26 +179,26 @@ UNKNOWN_KINDS = """SELECT q.queue, r.kind, count(*)::int, reported.knows
              ORDER BY i.priority DESC, i.run_at LIMIT $2)) j
         WHERE CASE WHEN reported.knows THEN coalesce(j.kind, j.queue)::text <> ALL (reported.kinds)
                    ELSE j.error LIKE 'no handler for kind %' END) r
-    GROUP BY 1, 2, 4 ORDER BY 3 DESC, 1, 2 LIMIT 10"""
+    GROUP BY 1, 2, 4 ORDER BY 3 DESC, 1, 2 LIMIT 1000"""
 ENDPOINTS = """SELECT e.name::text,
         coalesce(CASE WHEN e.disabled_at IS NULL THEN e.paused_why ELSE e.disabled_why END, ''),
         e.disabled_at IS NOT NULL, coalesce(extract(epoch FROM e.paused_until - pgworkd.clock()), 0)::float8, q.names
     FROM pgworkd.endpoints e CROSS JOIN LATERAL (
         SELECT array_agg(q.name::text ORDER BY q.name) AS names FROM pgworkd.queues q WHERE q.endpoint = e.name) q
     WHERE (e.disabled_at IS NOT NULL OR e.paused_until > pgworkd.clock()) AND q.names IS NOT NULL
-    ORDER BY e.disabled_at IS NULL, e.name LIMIT 10"""
+    ORDER BY e.disabled_at IS NULL, e.name LIMIT 1000"""
 DROPPED_S = 86_400.0
 DROPPED = """SELECT name::text, warned_why, extract(epoch FROM pgworkd.clock() - warned_at)::float8
     FROM pgworkd.endpoints WHERE warned_at > pgworkd.clock() - make_interval(secs => $1) AND NOT strict_results
-    ORDER BY warned_at DESC LIMIT 10"""
+    ORDER BY warned_at DESC LIMIT 1000"""
 SCHEDULES = """SELECT name::text, error FROM pgworkd.schedules WHERE enabled AND error IS NOT NULL
-    ORDER BY name LIMIT 10"""
+    ORDER BY name LIMIT 1000"""
 DIFFERING = """SELECT DISTINCT ON (s.name) s.name::text, w.name || ' (id ' || w.id || ')',
         (w.rules -> s.name)::text, pgworkd.rule_of(s)::text
     FROM pgworkd.workers w CROSS JOIN LATERAL jsonb_object_keys(w.rules) n (name)
     JOIN pgworkd.schedules s ON s.name = n.name AND s.source = 'code'
     WHERE w.lost_at IS NULL AND w.lease_until > pgworkd.clock() AND w.rules -> n.name <> pgworkd.rule_of(s)
-    ORDER BY s.name, w.id LIMIT 10"""
+    ORDER BY s.name, w.id LIMIT 1000"""
 STUCK_DEPENDENCIES = """WITH waits AS MATERIALIZED (
         SELECT w.depends_on, w.job_id FROM pgworkd.job_dependencies w
         WHERE w.on_failed_dependency = 'wait' AND NOT EXISTS (
@@ -209,7 +209,7 @@ STUCK_DEPENDENCIES = """WITH waits AS MATERIALIZED (
     FROM waits w JOIN pgworkd.became_all(ARRAY(SELECT DISTINCT i.depends_on FROM waits i)) b ON b.id = w.depends_on
     WHERE b.status IN ('dead', 'cancelled', 'expired', 'discarded')
       AND EXISTS (SELECT FROM pgworkd.jobs j WHERE j.id = w.job_id AND j.status = 'blocked')
-    GROUP BY w.depends_on, b.status ORDER BY 2 DESC, 1 LIMIT 10"""
+    GROUP BY w.depends_on, b.status ORDER BY 2 DESC, 1 LIMIT 1000"""
 
 
 EFFECTS = """SELECT (SELECT count(*)::int FROM (SELECT FROM pgworkd.pending_effects LIMIT $1) x),
@@ -244,7 +244,7 @@ class LongRun(NamedTuple):
 BLOCKED_WORKERS = """SELECT w.name, w.pid,
         (SELECT count(*)::int FROM pgworkd.jobs j WHERE j.worker_id = w.id AND j.status = 'running')
     FROM pgworkd.workers w
-    WHERE w.state = 'blocked' AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock() ORDER BY 1, 2 LIMIT 10"""
+    WHERE w.state = 'blocked' AND w.lost_at IS NULL AND w.lease_until >= pgworkd.clock() ORDER BY 1, 2 LIMIT 1000"""
 # Of each pool the jobs that were claimed first, by index; of each kind the oldest of these.
 LONG_RUNS = """WITH oldest AS MATERIALIZED (
         SELECT DISTINCT ON (j.queue, j.kind) j.* FROM pgworkd.known_pools() p
@@ -266,7 +266,7 @@ LONG_RUNS = """WITH oldest AS MATERIALIZED (
               GROUP BY r.place) c) u
     WHERE o.claimed_s > CASE WHEN o.timeout_s IS NOT NULL THEN $4 * o.timeout_s
                              WHEN u.usual_s IS NOT NULL THEN $4 * u.usual_s ELSE $5 END
-    ORDER BY o.claimed_s DESC LIMIT 10"""
+    ORDER BY o.claimed_s DESC LIMIT 1000"""
 
 
 class Health(NamedTuple):

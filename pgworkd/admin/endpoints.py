@@ -18,6 +18,7 @@ _COLUMNS = """SELECT e.name::text, e.url, e.mode, e.timeout_s, e.callback_timeou
              ELSE 'live' END,
         CASE WHEN e.disabled_at IS NOT NULL THEN e.disabled_why
              WHEN e.paused_until > pgworkd.clock() THEN e.paused_why END,
+        extract(epoch FROM e.disabled_at)::float8,
         CASE WHEN e.paused_until > pgworkd.clock() THEN extract(epoch FROM e.paused_until)::float8 END,
         ARRAY(SELECT q.name::text FROM pgworkd.queues q WHERE q.endpoint = e.name ORDER BY q.name)
     FROM pgworkd.endpoints e"""
@@ -41,6 +42,7 @@ class EndpointRow(NamedTuple):
     strict_results: bool
     state: str
     reason: str | None
+    disabled_at: datetime | None
     paused_until: datetime | None
     queues: Sequence[str]
 

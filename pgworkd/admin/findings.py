@@ -16,10 +16,13 @@ OVERDUE_S = 60.0
 NAMED_MAX = 10
 
 
+Level = Literal["ok", "warn", "bad"]
+
+
 class Finding(NamedTuple):
     """A line of the report of `pgworkd doctor`."""
 
-    level: Literal["ok", "warn", "bad"]
+    level: Level
     subject: str
     finding: str
     remedy: str = ""
@@ -43,6 +46,11 @@ def judged(health: Health, *, locked: bool = False) -> list[Finding]:
 
 
 def _or_ok(subject: str, findings: Sequence[Finding], well: str) -> Sequence[Finding]:
+    """The first findings about a subject, and how many more there are."""
+    if len(findings) > NAMED_MAX:
+        level: Level = "bad" if any(each.level == "bad" for each in findings[NAMED_MAX:]) else "warn"
+        more = Finding(level, subject, f"and {len(findings) - NAMED_MAX:,} more findings like these")
+        return [*findings[:NAMED_MAX], more]
     return findings or [Finding("ok", subject, well)]
 
 

@@ -20,8 +20,8 @@ from pgworkd.core.validation import counted
 from pgworkd.process.redaction import escaped
 
 KIND = "pgworkd.digest"
-GROUPS_MAX = 100
-"""Groups of errors listed."""
+GROUPS_MAX, LINES_MAX = 100, 20
+"""Groups of errors listed; lines of each other list in the text."""
 LATE_S = 60.0
 """A queue is late when a job has been due for longer than this, in seconds."""
 USUAL_DAYS = 14.0
@@ -133,11 +133,11 @@ class Digest:
         broken = [f"{schedule.name}: {' '.join(schedule.error.split())[:300]}" for schedule in self.schedules]
         dropped = [f"{d.endpoint}: {spelled(d.ago_s)} ago: {' '.join(d.why.split())[:300]}" for d in self.dropped]
         return [
-            ("Endpoints that are paused or disabled (pgworkd endpoints)", held),
-            ("Late queues", late),
-            ("Kinds without a handler, still to be written or deployed", unknown),
-            ("Schedules without a next occurrence", broken),
-            ("Endpoints whose results could not be stored", dropped),
+            ("Endpoints that are paused or disabled (pgworkd endpoints)", _cut(held)),
+            ("Late queues", _cut(late)),
+            ("Kinds without a handler, still to be written or deployed", _cut(unknown)),
+            ("Schedules without a next occurrence", _cut(broken)),
+            ("Endpoints whose results could not be stored", _cut(dropped)),
         ]
 
     def _lasting(self) -> list[tuple[str, list[str]]]:
@@ -158,7 +158,9 @@ class Digest:
     def _group(self, row: DeadGroup) -> str:
         marks = ("new, " if row.new else "") + ("muted, " if row.muted else "")
         last = self._local(row.last_at)
-        return f"{marks}{row.queue}, {row.kind}: {counted(row.dead, 'job')}, last {last}, as {row.sample}: {row.error}"
+        number = "" if row.group is None else f" (group {row.group})"
+        jobs = counted(row.dead, "job") + number
+        return f"{marks}{row.queue}, {row.kind}: {jobs}, last {last}, as {row.sample}: {row.error}"
 
 
 async def summary(
@@ -213,6 +215,12 @@ def before(rule: Recurrence | None, at: datetime) -> datetime:
         if last is not None:
             return last
     return at - timedelta(days=1)
+
+
+def _cut(lines: list[str]) -> list[str]:
+    """The first lines of a list, and how many more there are."""
+    left = len(lines) - LINES_MAX
+    return [*lines[:LINES_MAX], f"... and {left:,} more: pgworkd doctor"] if left > 0 else lines
 
 
 def _section(title: str, lines: Sequence[str]) -> str:

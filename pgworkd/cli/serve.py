@@ -50,7 +50,7 @@ def serve(flags: Mapping[str, object], *, push: bool = False, requests: bool = F
     is_child = _follow_parent(_stop_s(daemon_options(settings)) + 2 * STUCK_S)
     found = program(settings, push=push, requests=requests, bodies=bodies)
     spare_collector()
-    notes = () if is_child else [*settings.notes, *_stop_notes(settings)]
+    notes = () if is_child else [*settings.notes, *_stop_notes(settings), *_mail_notes(settings, mails=found.app.mails)]
     service = _Service(settings, flags, found, notes, is_child=is_child)
     return _left(stop_signals.run(service.run, backend_options={"use_uvloop": has_uvloop()}))
 
@@ -185,6 +185,13 @@ def _stop_notes(settings: Settings) -> list[str]:
         return []
     finding = f"a stop may take {took_s:.0f} s (shutdown_s is {shutdown_s:g}), but by default {killed}"
     return [f"{finding}: {remedy}, or set shutdown_s, which also silences this warning"]
+
+
+def _mail_notes(settings: Settings, *, mails: bool) -> list[str]:
+    """A warning where alerts or digests go by mail, and there is no server for it."""
+    if not mails or settings.smtp_url is not None:
+        return []
+    return ["alerts or digests go by mail, and no server is given: they fail until PGWORKD_SMTP_URL is set"]
 
 
 def _follow_parent(limit_s: float) -> bool:

@@ -85,6 +85,7 @@ class Registry:
         self.handlers: dict[str, Handler] = {}
         self.dead_hooks: list[DeadHook] = []
         self.alert_rules: dict[str, AlertRule] = {}
+        self.mails = False  # True: alerts or digests go by mail
 
     def handler(
         self,

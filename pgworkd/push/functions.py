@@ -7,7 +7,7 @@ import logging
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,9 @@ class Webhook(_Url):
             subject, text = _for_chat(alert.subject), _for_chat(alert.text()[:SLACK_CHARS_MAX])
             content = to_json({"text": f"*{subject}*\n```{text}```"})
         else:
-            facts = asdict(alert) if is_dataclass(alert) and not isinstance(alert, type) else {}
+            facts = (
+                {each.name: _named(getattr(alert, each.name)) for each in fields(alert)} if is_dataclass(alert) else {}
+            )
             data = {"subject": alert.subject, "text": alert.text(), **facts}
             content = to_json({"type": kind, "timestamp": at, "data": data})
         try:
@@ -146,6 +148,13 @@ class Webhook(_Url):
             raise PushFailed(str(error)) from error
         if not 200 <= answer.status < 300:
             raise PushFailed(": ".join(filter(None, described(answer))))
+
+
+def _named(value: Any) -> Any:
+    """A value whose rows are objects: each column has its name."""
+    if hasattr(value, "_asdict"):
+        return {name: _named(each) for name, each in value._asdict().items()}
+    return [_named(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _for_chat(text: str) -> str:

@@ -8,6 +8,27 @@ _ALERTS, _GROUPS = "tests/sql/test_alerts.py", "tests/sql/test_error_groups.py"
 _SENT, _TEXTS, _PUSH = "tests/engine/test_alerts.py", "tests/unit/test_alert_texts.py", "tests/push/test_functions.py"
 
 BUGS = (
+    python(
+        "a digest says that ten things are wrong, whatever there are",
+        "admin/doctor_queries",
+        'WHERE enabled AND error IS NOT NULL\n    ORDER BY name LIMIT 1000"""',
+        'WHERE enabled AND error IS NOT NULL\n    ORDER BY name LIMIT 10"""',
+        tests="tests/engine/test_many_findings.py",
+    ),
+    python(
+        "a digest does not say how many lines it has left out",
+        "alerts/digest",
+        'return [*lines[:LINES_MAX], f"... and {left:,} more: pgworkd doctor"] if left > 0 else lines',
+        "return lines[:LINES_MAX]",
+        tests="tests/engine/test_many_findings.py",
+    ),
+    python(
+        "the rows of a digest are sent as lists without names",
+        "push/functions",
+        'if hasattr(value, "_asdict"):',
+        'if hasattr(value, "no"):',
+        tests=_PUSH,
+    ),
     sql(
         "an alert ignores its cool-down",
         "v_cools := is_since(v_old.at, v_now, p_rule.cooldown_s);",

@@ -246,7 +246,7 @@ async def test_a_digest_has_all_that_is_wrong(dsn: str, db: asyncpg.Connection[A
         "  unwritten, in queue alerts: at least 1 job",
         "  broken: cron ",
         "  loose: ",
-        "3 dead jobs in 2 groups of errors (pgworkd dead)\n  new, q, q: 1 job, last ",
+        "3 dead jobs in 2 groups of errors (pgworkd dead)\n  new, q, q: 1 job (group 2), last ",
         "  q, k: ",
     ]
     assert not [each for each in found if each not in text], text

@@ -30,6 +30,7 @@ async def test_an_endpoint_is_made_used_changed_and_removed(dsn: str, db: Db) ->
             "strict_results": False,
             "state": "live",
             "reason": None,
+            "disabled_at": None,
             "paused_until": None,
             "queues": [],
         }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from pgworkd import App
+from pgworkd.alerts.digest import summary
 from pgworkd.errors import UsageError
 from pgworkd.push import PushFailed, Webhook
 from tests.kits.alerts import alert_of
@@ -106,6 +109,17 @@ async def test_an_alert_is_sent_signed(monkeypatch: pytest.MonkeyPatch) -> None:
     (error,) = message["data"]["errors"]
     assert {"queue": "mail", "group": 7, "sample": str(UUID(int=7))}.items() <= error.items()
     assert headers_of(request)["webhook-id"] == str(ALERT.id)
+
+
+async def test_the_rows_of_a_digest_are_objects(dsn: str, db: Db) -> None:
+    await db.execute("INSERT INTO pgworkd.schedules (name, queue, cron, error) VALUES ('s', 'q', '* * * * *', 'bad')")
+    async with asyncpg.create_pool(dsn) as pool:
+        digest = await summary(pool.fetch, lambda now: now - timedelta(days=1))
+    async with serving(Downstream(answer_of(204))) as down:
+        await Webhook(down.url, unsigned=True, allow_private=True)(digest)
+    data = json.loads(down.requests[0].partition(b"\r\n\r\n")[2])["data"]
+    assert data["schedules"] == [{"name": "s", "error": "bad"}]
+    assert data["dead"] == {"rows": [], "groups": 0, "dead": 0, "new": 0}
 
 
 async def test_a_chat_gets_text_and_no_signature() -> None:
