@@ -25,10 +25,38 @@ _GROUPS = """SELECT g.group_id, g.queue, g.kind, g.error_type, g.pattern, g.dead
         g.sample_id, coalesce((SELECT e.place FROM pgworkd.error_groups e WHERE e.id = g.group_id), ''),
         count(*) OVER ()::int, (sum(g.dead) OVER ())::bigint,
         (count(*) FILTER (WHERE g.is_new) OVER ())::int
-    FROM pgworkd.dead_groups(
-        pgworkd.clock() - make_interval(secs => $1::float8),
-        coalesce($2::text::timestamptz, pgworkd.clock() - make_interval(secs => $3::float8)), $4::text) g
+    FROM {source} g
     ORDER BY coalesce(g.is_new, false) DESC, g.dead DESC, g.queue, g.kind, g.pattern LIMIT $5"""
+_SINCE = {
+    "since": "pgworkd.clock() - make_interval(secs => $1::float8)",
+    "new": "coalesce($2::text::timestamptz, pgworkd.clock() - make_interval(secs => $3::float8))",
+}
+_ALL = _GROUPS.format(source="pgworkd.dead_groups({since}, {new}, $4::text)".format(**_SINCE))
+# The same of the newest $6 deaths, of all queues and of one: what they cost does not grow with the dead.
+_NEWEST = """(
+        SELECT f.group_id, f.queue, f.kind, e.error_type, e.pattern, count(*) AS dead, min(f.at) AS first_at,
+            max(f.at) AS last_at, e.first_at >= {new} AS is_new, e.muted_until,
+            (array_agg(f.job_id ORDER BY f.at DESC, f.job_id))[1] AS sample_id
+        FROM (SELECT d.* FROM {deaths}) f JOIN pgworkd.error_groups e ON e.id = f.group_id
+        GROUP BY f.group_id, f.queue, f.kind, e.id)"""
+_OF_ALL = """(
+        SELECT * FROM pgworkd.deaths WHERE $1::float8 IS NULL OR at >= {since} ORDER BY at DESC LIMIT $6) d
+    JOIN pgworkd.jobs j ON j.id = d.job_id AND j.attempts = d.attempt AND j.status = 'dead' AND $4::text IS NULL"""
+_OF_ONE = """(
+        SELECT id, attempts FROM pgworkd.jobs
+        WHERE status = 'dead' AND queue = $4::text AND ($1::float8 IS NULL OR failed_at >= {since})
+        ORDER BY failed_at DESC LIMIT $6) j
+    JOIN pgworkd.deaths d ON d.job_id = j.id AND d.attempt = j.attempts"""
+
+
+def _newest(deaths: str) -> str:
+    return _GROUPS.format(source=_NEWEST.format(deaths=deaths.format(**_SINCE), **_SINCE))
+
+
+_NEWEST_OF_ALL, _NEWEST_OF_ONE = _newest(_OF_ALL), _newest(_OF_ONE)
+_ARE_MORE = """SELECT count(*) > $3::bigint FROM (
+    SELECT FROM pgworkd.jobs WHERE status = 'dead' AND ($1::text IS NULL OR queue = $1)
+        AND ($2::float8 IS NULL OR failed_at >= pgworkd.clock() - make_interval(secs => $2)) LIMIT $3 + 1) x"""
 _MUTE = """SELECT pgworkd.mute_errors($1::bigint, u.at, NULL)
     FROM (SELECT coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $2::float8)) AS at) u
     WHERE u.at > pgworkd.clock()"""
@@ -70,6 +98,8 @@ class DeadGroups(NamedTuple):
     dead: int
     new: int
     """Groups that are new."""
+    newest: int | None = None
+    """Only so many of the newest deaths were looked at, as there are more; None: all were."""
 
     def share(self, row: DeadGroup) -> float:
         """The share of this group in all dead jobs that were asked for, 0 to 1."""
@@ -83,16 +113,23 @@ async def dead_groups(
     new_since: datetime | None = None,
     queue: str | None = None,
     limit: int = 20,
+    most: int | None = None,
 ) -> DeadGroups:
     """The dead jobs that died within `since_s` seconds (None: all), of one queue or all, by group.
 
-    `new_since`: a group whose first death was before is not new; None: NEW_FOR_S ago. `limit`: groups listed.
+    `new_since`: a group whose first death was before is not new; None: NEW_FOR_S ago. `limit`: groups listed. `most`:
+    where more jobs are dead, only as many of the newest deaths are looked at.
     """
     at = None if new_since is None else new_since.astimezone(UTC).isoformat()
-    rows = await fetch(_GROUPS, since_s, at, NEW_FOR_S, queue, limit)
+    wanted, newest = (since_s, at, NEW_FOR_S, queue, limit), None
+    if most is not None and (await fetch(_ARE_MORE, queue, since_s, most))[0][0]:
+        newest = most
+        rows = await fetch(_NEWEST_OF_ALL if queue is None else _NEWEST_OF_ONE, *wanted, most)
+    else:
+        rows = await fetch(_ALL, *wanted)
     found = [_legible(read(DeadGroup, row[:-3])) for row in rows]
     groups, dead, new = rows[0][-3:] if rows else (0, 0, 0)
-    return DeadGroups(found, groups, int(dead), new)
+    return DeadGroups(found, groups, int(dead), new, newest)
 
 
 def _legible(group: DeadGroup) -> DeadGroup:
@@ -109,14 +146,17 @@ class DeadOperations:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def find(self, since_s: float | None = None, queue: str | None = None, limit: int = 20) -> DeadGroups:
+    async def find(
+        self, since_s: float | None = None, queue: str | None = None, limit: int = 20, *, most: int | None = None
+    ) -> DeadGroups:
         """The groups of the jobs that died within `since_s` seconds and are dead now, at most `limit` (1 to ROWS_MAX).
 
-        Reads all dead jobs of the queue, or of all queues.
+        Reads all dead jobs of the queue, or of all queues; where there are more than `most`, that many of the newest.
         """
         validation.bounded(limit)
         since_s = None if since_s is None else delay_seconds(since_s, "since_s")
-        return await dead_groups(self._connection.fetch, since_s, queue=validation.name(queue), limit=limit)
+        fetch, of_queue = self._connection.fetch, validation.name(queue)
+        return await dead_groups(fetch, since_s, queue=of_queue, limit=limit, most=most)
 
     async def mute(self, group: int, for_s: float | None = None, until: datetime | None = None) -> bool:
         """Sends no alert about this group for `for_s` seconds, or until `until`; False if there is no such group.

@@ -10,6 +10,8 @@ from pgworkd.database.requests import RequestPool
 from pgworkd.errors import DatabaseUnavailable
 
 T = TypeVar("T")
+DEAD_MAX = 10_000
+"""Of more dead jobs a page shows the groups of the newest ones only."""
 
 
 class Questions:

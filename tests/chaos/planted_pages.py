@@ -15,6 +15,20 @@ BUGS = (
         tests=_PAGES,
     ),
     python(
+        "the groups of a page are those of some deaths, not of the newest",
+        "admin/dead",
+        "{since} ORDER BY at DESC LIMIT $6",
+        "{since} ORDER BY at LIMIT $6",
+        tests="tests/dashboard/test_many_dead.py",
+    ),
+    python(
+        "a page counts all dead jobs however many there are",
+        "admin/dead",
+        "if most is not None and (await fetch(",
+        "if False and (await fetch(",
+        tests="tests/dashboard/test_many_dead.py",
+    ),
+    python(
         "who may only look may pause",
         "dashboard/pages/queues",
         '    access = need(request, "operate", queue)\n    form = await form_of(request)\n    for_s',

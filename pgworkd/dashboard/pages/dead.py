@@ -10,7 +10,7 @@ from pgworkd.admin.admin import Admin
 from pgworkd.admin.jobs import JobSelection
 from pgworkd.admin.operations import first_matching, operate
 from pgworkd.core.validation import counted
-from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
@@ -40,7 +40,7 @@ async def dead(
     for_s = SPANS.get(since)
 
     async def read(reads: Questions) -> dict[str, Any]:
-        found = await reads.of("dead", lambda admin: admin.dead.find(for_s, queue or None, GROUPS_MAX))
+        found = await reads.of("dead", lambda admin: admin.dead.find(for_s, queue or None, GROUPS_MAX, most=DEAD_MAX))
         return {"dead": found, "queue": queue, "since": since, "spans": list(SPANS)}
 
     return await shown(request, "dead.html", read)

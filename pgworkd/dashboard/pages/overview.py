@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from pgworkd.admin.dead import DeadGroups
 from pgworkd.admin.findings import Finding, judged
-from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, shown
 from pgworkd.gateway.api.request.access import access_of
 from pgworkd.gateway.api.routes.visible import needed_any
@@ -34,7 +34,7 @@ async def _read(request: Request, reads: Questions) -> dict[str, Any]:
     if access.allows("read"):  # they name any queue
         health = await reads.of("findings", lambda admin: admin.health())
         findings = [] if health is None else [each for each in judged(health) if each.level != "ok"]
-        dead = await reads.of("dead", lambda admin: admin.dead.find(DEAD_S, None, GROUPS_MAX))
+        dead = await reads.of("dead", lambda admin: admin.dead.find(DEAD_S, None, GROUPS_MAX, most=DEAD_MAX))
     seen = [each for each in queues if access.allows("read", each.queue)]
     seen.sort(key=lambda each: -(each.oldest_due_s or 0.0))  # of equal ones by name, as they are
     return {"queues": seen[:QUEUES_MAX], "queues_total": len(seen), "findings": findings, "dead": dead}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.explained import Explanation
 from pgworkd.core.access import Access
-from pgworkd.dashboard.reads import Questions
+from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
@@ -50,7 +50,7 @@ async def _queue(access: Access, reads: Questions, queue: str) -> dict[str, Any]
     rows = await reads.of("queue", lambda admin: admin.queues.find()) or []
     settings = await reads.of("settings", lambda admin: admin.queues.settings()) or {}
     job, reasons = await reads.of("why its first job waits", first) or (None, [])
-    dead = await reads.of("dead", lambda admin: admin.dead.find(None, queue, 10))
+    dead = await reads.of("dead", lambda admin: admin.dead.find(None, queue, 10, most=DEAD_MAX))
     return {
         "queue": queue,
         "row": next((each for each in rows if each.queue == queue), None),
