@@ -46,9 +46,13 @@ _FIRST_WAITING = """SELECT f.id FROM (
      WHERE j.queue = $1 AND pgworkd.waits_keyed(j)
      ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1)
     UNION ALL
+    -- As their indexes have them, not by priority: there may be a million.
     (SELECT j.id, -4000000000, j.run_at FROM pgworkd.jobs j
-     WHERE j.queue = $1 AND j.status = 'blocked'
-     ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1)
+     WHERE j.queue = $1 AND j.status = 'blocked' AND j.waiting_on = 0
+     ORDER BY j.serialize_key, j.run_at, j.id LIMIT 1)
+    UNION ALL
+    (SELECT j.id, -4000000000, j.run_at FROM pgworkd.jobs j
+     WHERE j.queue = $1 AND j.waiting_on > 0 ORDER BY j.id LIMIT 1)
 ) AS f (id, place, run_at) ORDER BY f.place DESC, f.run_at, f.id LIMIT 1"""
 
 

@@ -29,6 +29,13 @@ BUGS = (
         tests="tests/dashboard/test_many_dead.py",
     ),
     python(
+        "a page reads all jobs for the first that is blocked in a queue",
+        "admin/explained",
+        "j.status = 'blocked' AND j.waiting_on = 0\n     ORDER BY j.serialize_key, j.run_at, j.id",
+        "j.status = 'blocked'\n     ORDER BY j.priority, j.run_at, j.id",
+        tests="tests/dashboard/test_plans.py",
+    ),
+    python(
         "who may only look may pause",
         "dashboard/pages/queues",
         '    access = need(request, "operate", queue)\n    form = await form_of(request)\n    for_s',
