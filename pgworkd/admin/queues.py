@@ -6,11 +6,13 @@ Every daemon applies a change within moments: a trigger on the table `queues` no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from pgworkd.admin import queries as sql
+from pgworkd.admin import throughput as history
 from pgworkd.admin.queries import QueueRow
+from pgworkd.admin.throughput import Activity, DepthStep, ThroughputStep
 from pgworkd.core import validation
 from pgworkd.database.connection import Connection
 from pgworkd.errors import DatabaseError, UsageError, delay_seconds
@@ -73,6 +75,24 @@ class QueueOperations:
     async def depth(self, queue: str, most: int = 100_000) -> int:
         """The number of jobs of the queue that could run now, counted up to `most`. Reads no other jobs."""
         return int(await self._connection.value(sql.DEPTH, validation.name(queue), most))
+
+    async def throughput(
+        self, since: datetime, until: datetime, step_s: int, queue: str | None = None
+    ) -> list[ThroughputStep]:
+        """What ended in each step of time, with percentiles, in one queue or all; steps without an end are absent.
+
+        `step_s`: 60 to 86,400 seconds; at most history.STEPS_MAX steps. Reads a bounded part of the
+        statistics: each step says its share.
+        """
+        return await history.throughput(self._connection, since, until, step_s, validation.name(queue))
+
+    async def depths(self, since: datetime, until: datetime, step_s: int, queue: str) -> list[DepthStep]:
+        """The most that was due in each step of time, by the samples; steps without a sample are absent."""
+        return await history.depths(self._connection, since, until, step_s, queue)
+
+    async def activity(self, since: datetime, until: datetime, step_s: int, queues: Sequence[str]) -> list[Activity]:
+        """What ended in each of these queues in each step of time; steps without an end are absent."""
+        return await history.activity(self._connection, since, until, step_s, queues)
 
     async def settings(self) -> dict[str, list[EffectiveSetting]]:
         """The effective settings, and their sources, of every queue that has a row in `queues` or a worker."""

@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 from fastapi import Request
 
 from pgworkd.dashboard.callers import Callers
+from pgworkd.dashboard.reads import Kept
 from pgworkd.database.requests import RequestPool
 from pgworkd.gateway.api.request.gateway import Gateway
 from pgworkd.gateway.api.request.live_lists import LiveLists
@@ -28,6 +29,8 @@ class Dashboard:
         options = replace(gateway.options.database, command_timeout_s=STATEMENT_S, any_server=True)
         self.pool = RequestPool(options, CONNECTIONS_MAX, only_reads=True)
         self.lists = LiveLists()
+        self.kept: Kept = Kept()
+        """What pages have read, and need not read again each second."""
         self._tasks: TaskGroup | None = None
 
     @property

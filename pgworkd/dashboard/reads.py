@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar
 
 from pgworkd.admin.admin import Admin
 from pgworkd.database.requests import RequestPool
@@ -12,13 +14,17 @@ from pgworkd.errors import DatabaseUnavailable
 T = TypeVar("T")
 DEAD_MAX = 10_000
 """Of more dead jobs a page shows the groups of the newest ones only."""
+KEPT_MAX = 300
+"""Answers that are kept, for all pages together."""
+Kept = OrderedDict[Hashable, tuple[float, Any]]
+"""Answers by question, each with the time until which it is shown again."""
 
 
 class Questions:
     """What one page asks."""
 
-    def __init__(self, pool: RequestPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: RequestPool, kept: Kept) -> None:
+        self._pool, self._kept = pool, kept
         self.failures: list[str] = []
         """What could not be read, and why."""
         self.answered = False
@@ -37,3 +43,15 @@ class Questions:
         except DatabaseUnavailable as error:
             self.failures.append(f"{what}: {error}")
             return None
+
+    async def kept(self, what: str, key: Hashable, for_s: float, question: Callable[[Admin], Awaitable[T]]) -> T | None:
+        """The answer of `of`; it is given again for `for_s` seconds, to all who may ask for what `key` names."""
+        place, now_s = (what, key), time.monotonic()
+        found: T | None
+        until_s, found = self._kept.get(place, (0.0, None))
+        if until_s <= now_s and (found := await self.of(what, question)) is not None:
+            self._kept[place] = now_s + for_s, found
+            self._kept.move_to_end(place)
+            while len(self._kept) > KEPT_MAX:
+                self._kept.popitem(last=False)
+        return found

@@ -113,6 +113,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"moment": moment, "span": span, "pretty": pretty, "part": lambda name: quote(name, safe="")}
+    environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
 

@@ -128,7 +128,8 @@ def _still_may(had: Access, has: Access) -> bool:
 
 
 async def _content(request: Request, read: Read) -> dict[str, Any]:
-    reads = Questions(dashboard_of(request).pool)
+    dashboard = dashboard_of(request)
+    reads = Questions(dashboard.pool, dashboard.kept)
     found = await read(reads)
     if reads.failures and not reads.answered:  # an open page stays as it was
         raise DatabaseUnavailable(reads.failures[0])

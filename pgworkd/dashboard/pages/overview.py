@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from pgworkd.admin.dead import DeadGroups
 from pgworkd.admin.findings import Finding, judged
+from pgworkd.dashboard.pages.history import Span, charts, sparks
 from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, shown
 from pgworkd.gateway.api.request.access import access_of
@@ -20,21 +21,30 @@ QUEUES_MAX = 50
 
 
 @router.get("/")
-async def overview(request: Request) -> Response:
+async def overview(request: Request, span: Span = "1h") -> Response:
     """What needs a human first: findings of doctor, what died in 24 h; and how the queues stand."""
     needed_any(request, "read")
-    return await shown(request, "overview.html", lambda reads: _read(request, reads))
+    return await shown(request, "overview.html", lambda reads: _read(request, reads, span))
 
 
-async def _read(request: Request, reads: Questions) -> dict[str, Any]:
+async def _read(request: Request, reads: Questions, span: Span) -> dict[str, Any]:
     access = access_of(request)
     queues = await reads.of("queues", lambda admin: admin.queues.find()) or []
     findings = list[Finding]()
     dead: DeadGroups | None = None
+    drawn: dict[str, Any] = {"charts": []}
     if access.allows("read"):  # they name any queue
         health = await reads.of("findings", lambda admin: admin.health())
         findings = [] if health is None else [each for each in judged(health) if each.level != "ok"]
         dead = await reads.of("dead", lambda admin: admin.dead.find(DEAD_S, None, GROUPS_MAX, most=DEAD_MAX))
+        drawn = await charts(reads, span, None)
     seen = [each for each in queues if access.allows("read", each.queue)]
     seen.sort(key=lambda each: -(each.oldest_due_s or 0.0))  # of equal ones by name, as they are
-    return {"queues": seen[:QUEUES_MAX], "queues_total": len(seen), "findings": findings, "dead": dead}
+    shown_queues = seen[:QUEUES_MAX]
+    return drawn | {
+        "queues": shown_queues,
+        "queues_total": len(seen),
+        "sparks": await sparks(reads, [each.queue for each in shown_queues]),
+        "findings": findings,
+        "dead": dead,
+    }

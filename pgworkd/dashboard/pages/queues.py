@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.explained import Explanation
 from pgworkd.core.access import Access
+from pgworkd.dashboard.pages.history import Span, charts, sparks
 from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
@@ -30,19 +31,20 @@ async def queues(request: Request, *, search: Annotated[str, Query(max_length=20
     async def read(reads: Questions) -> dict[str, Any]:
         rows = await reads.of("queues", lambda admin: admin.queues.find()) or []
         seen = [each for each in rows if search in each.queue and access_of(request).allows("read", each.queue)]
-        return {"queues": seen[:ROWS_MAX], "total": len(seen), "search": search}
+        last_hour = await sparks(reads, [each.queue for each in seen[:ROWS_MAX]])
+        return {"queues": seen[:ROWS_MAX], "total": len(seen), "search": search, "sparks": last_hour}
 
     return await shown(request, "queues.html", read)
 
 
 @router.get("/queues/{queue}")
-async def queue(request: Request, queue: PathName) -> Response:
-    """One queue: its counts and settings, why its first job waits, what died."""
+async def queue(request: Request, queue: PathName, span: Span = "1h") -> Response:
+    """One queue: its counts, charts and settings, why its first job waits, what died."""
     access = need(request, "read", queue)
-    return await shown(request, "queue.html", lambda reads: _queue(access, reads, queue))
+    return await shown(request, "queue.html", lambda reads: _queue(access, reads, queue, span))
 
 
-async def _queue(access: Access, reads: Questions, queue: str) -> dict[str, Any]:
+async def _queue(access: Access, reads: Questions, queue: str, span: Span) -> dict[str, Any]:
     async def first(admin: Admin) -> tuple[Any, list[Explanation]]:
         found = await admin.jobs.first_waiting(queue)
         return found, [] if found is None else await reasons_for(access, admin, found)
@@ -58,6 +60,7 @@ async def _queue(access: Access, reads: Questions, queue: str) -> dict[str, Any]
         "job": job,
         "reasons": reasons,
         "dead": dead,
+        **await charts(reads, span, queue),
     }
 
 
