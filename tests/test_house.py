@@ -43,7 +43,7 @@ BELOW = {
     "gateway/api/routes": """errors core settings database client admin metrics gateway/workers push gateway/api/models
                       gateway/api/request""",
     "dashboard": "errors core database admin gateway/api/request",
-    "dashboard/draw": "core",
+    "dashboard/draw": "core admin",
     "dashboard/pages": """errors core settings client admin gateway/api/models gateway/api/request gateway/api/routes
                        dashboard dashboard/draw""",
     "options": "errors core settings database engine/life gateway/api/request",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -15,6 +16,8 @@ from pgworkd.admin.operations import first_matching, operate
 from pgworkd.admin.refusals import Refused
 from pgworkd.core.job import Status
 from pgworkd.core.validation import counted
+from pgworkd.dashboard.draw.attempts import timeline
+from pgworkd.dashboard.draw.states import diagram
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.models.jobs import Instant
@@ -77,7 +80,8 @@ async def job(request: Request, job_id: JobId) -> Response:
     async def read(reads: Questions) -> dict[str, Any]:
         async def question(admin: Admin) -> dict[str, Any]:
             found = await visible(request, admin, job_id, "read")
-            return {"job": found, "reasons": await reasons_for(access, admin, job_id)}
+            drawn = {"states": diagram(found.status), "timeline": timeline(found, datetime.now(UTC))}
+            return {"job": found, "reasons": await reasons_for(access, admin, job_id), **drawn}
 
         found = await reads.of("the job", question) or {"job": None, "reasons": []}
         audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
