@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -44,6 +45,23 @@ class ResultRow(NamedTuple):
     result: str | None
 
 
+class ConnectedJob(NamedTuple):
+    """A job that others wait for, or that waits: `after` are those that have not completed yet."""
+
+    id: UUID
+    queue: str
+    kind: str
+    status: str
+    after: Sequence[UUID]
+
+
+class ConnectedJobs(NamedTuple):
+    """Jobs that wait for each other. `more`: there are others, which are connected with these."""
+
+    rows: list[ConnectedJob]
+    more: bool
+
+
 class DeletedSome(NamedTuple):
     """How many batches and jobs are deleted. `more`: there are others."""
 
@@ -67,6 +85,29 @@ _TREE = select(Progress, "FROM pgworkd.batch_tree($1) LIMIT 10000")
 _QUEUES = """SELECT b.queue::text, r.queue::text FROM pgworkd.batches b JOIN pgworkd.batches r ON r.id = b.root_id
     WHERE b.id = $1"""
 _RESULTS = select(ResultRow, "FROM pgworkd.batch_results($1, $2, $3, $4, $5)")
+
+# Each step looks at one job's dependencies by the two indexes, and no step is made once enough jobs are found.
+_CONNECTED = """WITH RECURSIVE reached (id) AS (
+        SELECT s.id FROM (
+            SELECT $2::uuid AS id WHERE $2 IS NOT NULL
+            UNION ALL (
+                SELECT b.id FROM (SELECT j.id, j.waiting_on FROM pgworkd.jobs j
+                                  WHERE j.batch_id = $1::uuid AND j.status = 'blocked' LIMIT 10 * $3::int) b
+                WHERE b.waiting_on > 0)) s
+        UNION
+        SELECT n.id FROM reached r CROSS JOIN LATERAL (
+            (SELECT d.depends_on AS id FROM pgworkd.job_dependencies d WHERE d.job_id = r.id LIMIT $3)
+            UNION ALL
+            (SELECT d.job_id FROM pgworkd.job_dependencies d WHERE d.depends_on = r.id
+             ORDER BY d.depends_on, d.job_id LIMIT $3)) n
+    ), found AS MATERIALIZED (SELECT r.id FROM reached r LIMIT $3 + 1),
+    ids AS MATERIALIZED (SELECT ARRAY(SELECT f.id FROM found f LIMIT $3) AS ids)
+    SELECT j.id, j.queue, j.kind, j.status,
+        ARRAY(SELECT d.depends_on FROM pgworkd.job_dependencies d
+              WHERE d.job_id = j.id AND d.depends_on = ANY (i.ids) ORDER BY d.depends_on LIMIT $3),
+        (SELECT count(*) FROM found) > $3
+    FROM ids i, pgworkd.jobs_of(i.ids) j ORDER BY j.id"""
+CONNECTED_MAX = 500
 
 
 class BatchOperations:
@@ -103,6 +144,17 @@ class BatchOperations:
         if not rows:
             raise BatchClosed(f"batch {batch_id} does not exist. Check the id: the batch may have been deleted.")
         return [Progress(*row) for row in rows]
+
+    async def connected(
+        self, batch_id: UUID | None = None, job_id: UUID | None = None, most: int = CONNECTED_MAX
+    ) -> ConnectedJobs:
+        """The jobs that wait for each other, by whatever way, around the waiting ones of a batch, or around one job.
+
+        At most `most` (1 to CONNECTED_MAX). What has completed is no longer waited for, and so is not connected.
+        """
+        validation.whole(most, "most", 1, CONNECTED_MAX)
+        rows = await self._connection.fetch(_CONNECTED, batch_id, job_id, most)
+        return ConnectedJobs([ConnectedJob(*row[:-1]) for row in rows], any(row[-1] for row in rows))
 
     async def queues(self, batch_id: UUID) -> tuple[str, str] | None:
         """The queue of the batch's jobs, and that of its root; None if there is no such batch."""

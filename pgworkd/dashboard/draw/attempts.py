@@ -60,7 +60,7 @@ class Timeline(NamedTuple):
     kinds: Sequence[tuple[str, str]]
 
 
-class _Attempt(NamedTuple):
+class _Lived(NamedTuple):
     """What is known of one attempt."""
 
     number: int
@@ -99,7 +99,7 @@ def timeline(job: JobDetails, now: datetime) -> Timeline | None:
 
 
 def _rounded(job: JobDetails, now: datetime) -> datetime | None:
-    """Until when the job is drawn: its end; or now, rounded down to a hundredth or so, but after all that has been."""
+    """The end of the drawing: that of the job; or now, rounded down to a hundredth or so, but after what has been."""
     if job.created_at is None or job.finished_at is not None:
         return job.finished_at
     length_s = max((now - job.created_at).total_seconds(), 1.0)
@@ -110,12 +110,12 @@ def _rounded(job: JobDetails, now: datetime) -> datetime | None:
     return max(each for each in (rounded, job.created_at, job.claimed_at, job.failed_at) if each is not None)
 
 
-def _attempts(job: JobDetails, until: datetime) -> list[_Attempt]:
+def _attempts(job: JobDetails, until: datetime) -> list[_Lived]:
     """The attempts of which anything is known, in order."""
     found = {}
     for number, at, ran_s, kind in _failures(job.errors):
         is_last, is_dead = number == job.attempts, job.status in ("dead", "discarded")
-        found[number] = _Attempt(
+        found[number] = _Lived(
             number,
             "lost" if kind == "lost" else "dead" if is_last and is_dead else "failed",
             job.run_at if is_last and is_dead else None,
@@ -126,11 +126,11 @@ def _attempts(job: JobDetails, until: datetime) -> list[_Attempt]:
     last = job.attempts
     if last and last not in found and job.claimed_at is not None:
         if job.status == "completed":
-            found[last] = _Attempt(last, "completed", job.run_at, job.claimed_at, job.started_at, job.finished_at)
+            found[last] = _Lived(last, "completed", job.run_at, job.claimed_at, job.started_at, job.finished_at)
         elif job.status == "running":
-            found[last] = _Attempt(last, "running", job.run_at, job.claimed_at, None, until)
+            found[last] = _Lived(last, "running", job.run_at, job.claimed_at, None, until)
         else:  # when it was given back, or cancelled, is not kept
-            found[last] = _Attempt(last, "", None, job.claimed_at)
+            found[last] = _Lived(last, "", None, job.claimed_at)
     return [found[number] for number in sorted(found)]
 
 
@@ -149,7 +149,7 @@ def _failures(text: str) -> list[tuple[int, datetime, float | None, Any]]:
     return found
 
 
-def _spans(each: _Attempt, at: datetime, before: str) -> list[_Span]:
+def _spans(each: _Lived, at: datetime, before: str) -> list[_Span]:
     """The pieces of an attempt, from `at` on; `before`: what the time until it was due is."""
     found, first = list[_Span](), each.first
     if first is not None and each.due is not None:

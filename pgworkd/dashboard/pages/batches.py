@@ -8,8 +8,11 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.batches import ConnectedJobs
 from pgworkd.client.batch_types import Progress
+from pgworkd.core.access import Access
 from pgworkd.core.validation import counted
+from pgworkd.dashboard.draw.graph import Graph, graph
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
@@ -20,6 +23,18 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
 BELOW_MAX = 200
 """Batches below the root that a page shows."""
+
+WAITING = "jobs that wait for each other"
+
+
+def connected(access: Access, found: ConnectedJobs | None) -> dict[str, Any]:
+    """The graph of jobs that wait for each other, of those that the caller may see: members of a page's template."""
+    seen = [each for each in found.rows if access.allows("read", each.queue)] if found is not None else []
+    drawn: Graph | None = graph(seen) if len(seen) > 1 else None
+    return {
+        "graph": drawn if drawn is not None and drawn.edges else None,
+        "more_jobs": found is not None and found.more,
+    }
 
 
 @router.get("/batches")
@@ -53,7 +68,8 @@ async def batch(request: Request, batch_id: PathId) -> Response:
     async def read(reads: Questions) -> dict[str, Any]:
         queue, tree = await reads.of("the batch", question) or ("", [])
         facts = {"batches": len(tree), "finished": all(each.finished for each in tree)}
-        return {"batch_id": batch_id, "queue": queue, "tree": tree[: BELOW_MAX + 1], **facts}
+        drawn = connected(access_of(request), await reads.of(WAITING, lambda admin: admin.batches.connected(batch_id)))
+        return {"batch_id": batch_id, "queue": queue, "tree": tree[: BELOW_MAX + 1], **facts, **drawn}
 
     return await shown(request, "batch.html", read)
 

@@ -18,6 +18,7 @@ from pgworkd.core.job import Status
 from pgworkd.core.validation import counted
 from pgworkd.dashboard.draw.attempts import timeline
 from pgworkd.dashboard.draw.states import diagram
+from pgworkd.dashboard.pages.batches import WAITING, connected
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.models.jobs import Instant
@@ -85,7 +86,8 @@ async def job(request: Request, job_id: JobId) -> Response:
 
         found = await reads.of("the job", question) or {"job": None, "reasons": []}
         audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
-        return {"job_id": job_id, "audit": audit, **found}
+        waiting = await reads.of(WAITING, lambda admin: admin.batches.connected(job_id=job_id))
+        return {"job_id": job_id, "audit": audit, **connected(access, waiting), **found}
 
     return await shown(request, "job.html", read)
 
