@@ -17,7 +17,7 @@ from pgworkd.database.connection import Connection
 from pgworkd.errors import UsageError
 
 COUNTED_ROWS = 60_000
-HISTOGRAM_ROWS = 6_000
+HISTOGRAM_ROWS = 4_000
 STEPS_MAX = 500
 
 
@@ -42,11 +42,10 @@ class ThroughputStep(NamedTuple):
 
 
 class DepthStep(NamedTuple):
-    """The most jobs that were due at a sample in one step of time, and how long the oldest had waited at most."""
+    """The most jobs that were due at a sample in one step of time."""
 
     at: datetime
     due: int
-    oldest_due_s: float | None
 
 
 class Activity(NamedTuple):
@@ -68,17 +67,19 @@ _ROWS_OF_ALL = """WITH RECURSIVE periods (period_s) AS (
     SELECT p.period_s, (SELECT count(*) FROM pgworkd.queue_minutes m WHERE m.period_s = p.period_s
                         AND m.at >= $1::timestamptz AND m.at < $2::timestamptz)
     FROM periods p WHERE p.period_s IS NOT NULL AND $3::text[] IS NULL"""
-# The place of the part within its step differs from step to step: what comes each hour is in some of them.
-_READ = """SELECT extract(epoch FROM s.at)::float8, q.queue, p.share, m.*
+# The place of the part within its step differs from step to step: what comes each hour is in some of them. Of a step
+# that is not over it lies in what has passed (l).
+_READ = """SELECT extract(epoch FROM s.at)::float8, q.queue, b.share, m.*
     FROM (SELECT g.at, (hashint8(g.place) & 65535) / 65536.0::float8 AS chance
           FROM (SELECT t AS at, (extract(epoch FROM t) / $3)::bigint AS place
                 FROM generate_series($1::timestamptz, $2::timestamptz - interval '1 us', make_interval(secs => $3)) t
                ) g) s
-    CROSS JOIN (SELECT u.*, u.width_s / $3::float8 AS share
-                FROM unnest($4::int[], $5::int[], $7::int[]) AS u (unit_s, width_s, period_s)) p
+    CROSS JOIN unnest($4::int[], $5::int[], $7::int[]) AS p (unit_s, width_s, period_s)
     CROSS JOIN unnest(coalesce($6::text[], ARRAY[NULL])) AS q (queue)
-    CROSS JOIN LATERAL (SELECT s.at + make_interval(
-        secs => floor(s.chance * ($3 - p.width_s) / p.unit_s) * p.unit_s) AS at) b
+    CROSS JOIN LATERAL (
+        SELECT greatest(least(extract(epoch FROM pgworkd.clock() - s.at), $3), p.width_s)::float8 AS s) l
+    CROSS JOIN LATERAL (SELECT p.width_s / l.s AS share, s.at + make_interval(
+        secs => floor(s.chance * (l.s - p.width_s) / p.unit_s) * p.unit_s) AS at) b
     CROSS JOIN LATERAL (
         SELECT {sums} FROM pgworkd.queue_minutes r
         WHERE {which} AND r.at >= b.at AND r.at < b.at + make_interval(secs => p.width_s) AND r.at < $2
@@ -92,15 +93,15 @@ def _both(sums: str) -> tuple[str, str]:
     return _READ.format(sums=sums, which="r.period_s = p.period_s"), _READ.format(sums=sums, which="r.queue = q.queue")
 
 
-_COUNTED = _both(", ".join(f"sum(r.{name})::float8 / p.share" for name in _COUNTS))
+_COUNTED = _both(", ".join(f"sum(r.{name})::float8 / b.share" for name in _COUNTS))
 _MEASURED = _both(
     ", ".join(
-        "ARRAY[" + ", ".join(f"sum(r.{column}[{place}])::float8 / p.share" for place in _PLACES) + "]"
+        "ARRAY[" + ", ".join(f"sum(r.{column}[{place}])::float8 / b.share" for place in _PLACES) + "]"
         for column in ("waits", "runs")
     )
 )
 _DEPTHS = """SELECT extract(epoch FROM date_bin(make_interval(secs => $3), s.at, 'epoch'))::float8 AS step,
-        coalesce(max(q.due), 0)::bigint, max(q.oldest_due_s)
+        coalesce(max(q.due), 0)::bigint
     FROM pgworkd.samples s LEFT JOIN pgworkd.queue_samples q
         ON q.queue = $4::text AND q.at = s.at AND q.at >= $1::timestamptz AND q.at < $2::timestamptz
     WHERE s.at >= $1::timestamptz AND s.at < $2::timestamptz GROUP BY 1 ORDER BY 1"""
@@ -183,4 +184,4 @@ async def depths(connection: Connection, since: datetime, until: datetime, step_
     """How much was due in each step from `since` on; steps without a sample are left out."""
     checked(since, until, step_s)
     rows = await connection.fetch(_DEPTHS, since, until, step_s, queue)
-    return [DepthStep(datetime.fromtimestamp(at, UTC), due, oldest_s) for at, due, oldest_s in rows]
+    return [DepthStep(datetime.fromtimestamp(at, UTC), due) for at, due in rows]

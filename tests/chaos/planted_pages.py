@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import python
 
 _PAGES, _ACTS, _SIGN_IN = (f"tests/dashboard/test_{name}.py" for name in ("pages", "acts", "sign_in"))
+_CHARTS, _LIFE, _GRAPH = (f"tests/dashboard/test_{name}.py" for name in ("charts", "life", "graph"))
 
 BUGS = (
     python(
@@ -125,5 +126,82 @@ BUGS = (
         '                if problem.slug in ("unauthenticated", "forbidden"):',
         "                if False:",
         tests=_SIGN_IN,
+    ),
+    python(
+        "who may see some queues sees charts of all",
+        "dashboard/pages/overview",
+        'drawn: dict[str, Any] = {"charts": []}',
+        "drawn = await charts(reads, span, None)",
+        tests=_CHARTS,
+    ),
+    python(
+        "the charts of one queue are shown for another",
+        "dashboard/pages/history",
+        'reads.kept("charts", (queue, steps),',
+        'reads.kept("charts", steps,',
+        tests=_CHARTS,
+    ),
+    python(
+        "charts are read anew each second",
+        "dashboard/reads",
+        "            self._kept[place] = now_s + for_s, found",
+        "            self._kept[place] = now_s - for_s, found",
+        tests=_CHARTS,
+    ),
+    python(
+        "a part of a step counts as all of it",
+        "admin/throughput",
+        'f"sum(r.{name})::float8 / b.share"',
+        'f"sum(r.{name})::float8"',
+        tests=_CHARTS,
+    ),
+    python(
+        "a chart reads all statistics, however many they are",
+        "admin/throughput",
+        "self._step_s * min(share, 1.0) / unit",
+        "self._step_s / unit",
+        tests=_CHARTS,
+    ),
+    python(
+        "hours that are summed up are left out of an hour's chart",
+        "admin/throughput",
+        'which="r.period_s = p.period_s"',
+        'which="r.period_s = p.unit_s"',
+        tests=_CHARTS,
+    ),
+    python(
+        "an attempt that has failed was due when the next one is",
+        "dashboard/draw/attempts",
+        "            job.run_at if is_last and is_dead else None,",
+        "            job.run_at if is_last else None,",
+        tests=_LIFE,
+    ),
+    python(
+        "what other programs wrote takes the page of a job away",
+        "dashboard/draw/attempts",
+        "        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):",
+        "        except KeyError:",
+        tests=_LIFE,
+    ),
+    python(
+        "a graph names jobs of queues that may not be seen",
+        "dashboard/pages/batches",
+        'for each in found.rows if access.allows("read", each.queue)]',
+        "for each in found.rows]",
+        tests=_GRAPH,
+    ),
+    python(
+        "a graph is read whole before it is cut",
+        "admin/batches",
+        "FROM reached r LIMIT $3 + 1)",
+        "FROM reached r LIMIT 1000 * $3)",
+        tests=_GRAPH,
+    ),
+    python(
+        "a job stands beside what it waits for",
+        "dashboard/draw/graph",
+        "if not others] or list(left)",
+        "if len(others) < 2] or list(left)",
+        tests=_GRAPH,
     ),
 )

@@ -114,13 +114,20 @@ async def test_every_act_works_with_and_without_javascript(
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, theme: str) -> None:
     jobs = await filled(db)
+    batch_id = await db.fetchval("SELECT id FROM pgworkd.batches")
     await died(db, *await v.insert(db, 3))
     axe = ((MODULES or CLIENTS) / "axe-core/axe.min.js").read_text()
     with dashboard(dsn) as address:
         for width in (360, 768, 1440):
             async with looking(browser, address, viewport={"width": width, "height": 900}, color_scheme=theme) as seen:
-                for path in [*PAGES, "/queues/q", f"/jobs/{jobs['dead']}", "/sign-in"]:
+                shown = [
+                    f"/batches/{batch_id}",
+                    "/queues/q?span=24h",
+                    *(f"/jobs/{jobs[state]}" for state in ("dead", "pending")),
+                ]
+                for path in [*PAGES, *shown, "/sign-in"]:
                     page = await seen.open(path)
+                    await page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
                     await page.evaluate(axe)
                     tags = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
                     found = await page.evaluate("tags => axe.run(document, tags)", tags)

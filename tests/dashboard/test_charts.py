@@ -26,7 +26,7 @@ INSERT = """INSERT INTO pgworkd.queue_minutes (at, period_s, queue, kind, worker
     released, waits, runs, wait_s, run_s) VALUES ($1, $2, $3, $4, 'w', $5, $5, $6, $7, 0, $8, $9, 1, 1)"""
 COLUMNS = """extract(epoch FROM at)::float8, started, completed, failed, dead, cancelled, expired,
     wait_p50_s, wait_p95_s, run_p50_s, run_p95_s"""
-NOW = datetime(2027, 3, 4, 11, 59, 30, tzinfo=UTC)
+NOW = datetime(2024, 3, 4, 11, 59, 30, tzinfo=UTC)
 
 
 def histogram(dice: random.Random) -> list[int]:
@@ -99,6 +99,22 @@ async def test_a_part_of_many_stands_for_the_whole(
     assert {each.share < 1 for each in found} == {True}
 
 
+async def test_a_part_of_a_step_that_is_not_over_stands_for_what_has_passed(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps.until(datetime.now(UTC), 43_200, 2)
+    minutes = int((datetime.now(UTC) - steps.since).total_seconds() // 60)
+    some = [0] * PLACES
+    rows = [(steps.since + timedelta(minutes=place), 60, "q", "k", 4, 0, 0, some, some) for place in range(minutes)]
+    await db.executemany(INSERT, rows)
+    monkeypatch.setattr(throughput, "COUNTED_ROWS", minutes // 4)
+    async with Admin(ConnectionOptions(dsn)) as admin:
+        first, last = await admin.queues.throughput(steps.since, steps.end, 43_200)
+    passed = minutes - 720
+    assert first.completed == 4 * 720
+    assert last.completed == pytest.approx(4 * passed, rel=0.05, abs=8), passed
+
+
 async def test_depths_are_the_most_of_each_step_and_unknown_without_a_sample(dsn: str, db: Db) -> None:
     steps = Steps.until(NOW, 60, 60)
     for minute, due in ((1, 5), (1, 9), (2, None), (50, 2)):
@@ -108,10 +124,10 @@ async def test_depths_are_the_most_of_each_step_and_unknown_without_a_sample(dsn
             await db.execute("INSERT INTO pgworkd.queue_samples VALUES ($1, 'q', $2, 0, 0, 0, 0, 0, 1.5)", at, due)
     async with Admin(ConnectionOptions(dsn)) as admin:
         found = await admin.queues.depths(steps.since, steps.end, 60, "q")
-    assert [(steps.place(each.at), each.due, each.oldest_due_s) for each in found] == [
-        (1, 9, 1.5),
-        (2, 0, None),
-        (50, 2, 1.5),
+    assert [(steps.place(each.at), each.due) for each in found] == [
+        (1, 9),
+        (2, 0),
+        (50, 2),
     ]
 
 

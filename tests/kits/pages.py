@@ -72,6 +72,14 @@ async def filled(db: Db) -> dict[str, uuid.UUID]:
     found["pending"] = await v.one(db, NASTY)
     await db.execute("SELECT pgworkd.set_queue($1, $2)", NASTY, json.dumps({"max_running": 7}))
     await db.execute("UPDATE pgworkd.queues SET paused_until = 'infinity'")
-    await b.batch(db, NASTY, NASTY)
+    batch_id = await b.batch(db, NASTY, NASTY)
+    await b.after(db, found["pending"], queue=NASTY, kind=NASTY, batch_id=batch_id)
+    some = "{" + ",".join(["0"] * 30 + ["7"] * 42) + "}"
+    await db.execute(
+        """INSERT INTO pgworkd.queue_minutes SELECT now() - n * interval '10 min', 60, q, $1, NULL, 7, 7, 2, 1, 0,
+        $2::text::bigint[], $2::text::bigint[], 1, 1, 0, 0 FROM generate_series(1, 300) n, unnest(ARRAY['q', $1]) q""",
+        NASTY,
+        some,
+    )
     await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ($1, 'https://x.test/', true)", NASTY)
     return found
