@@ -46,18 +46,8 @@ class Tick(NamedTuple):
     label: str
 
 
-class Bar(NamedTuple):
-    """A piece of a stacked bar; `kind` is its class in the style sheet."""
-
-    kind: str
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-class Line(NamedTuple):
-    """A line of a chart, as the `d` of an SVG path; `kind` is its class in the style sheet."""
+class Shape(NamedTuple):
+    """A line, or the bars of one series, as the `d` of an SVG path; `kind` is its class in the style sheet."""
 
     kind: str
     path: str
@@ -77,8 +67,8 @@ class Chart(NamedTuple):
     title: str
     legend: Sequence[tuple[str, str]]
     """The classes of what is drawn, each with its name."""
-    bars: Sequence[Bar]
-    lines: Sequence[Line]
+    bars: Sequence[Shape]
+    lines: Sequence[Shape]
     hovers: Sequence[Hover]
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
@@ -89,7 +79,7 @@ class Chart(NamedTuple):
 class Spark(NamedTuple):
     """A small chart without axes; `says`: what it shows, in words."""
 
-    bars: Sequence[Bar]
+    bars: Sequence[Shape]
     says: str
 
 
@@ -136,23 +126,19 @@ def stacked(
     `note`: what is said of a step besides its numbers. Steps without any are not in the rows.
     """
     top = ceiling(max((sum(numbers) for numbers in zip(*(each for _, _, each in series), strict=True)), default=1))
-    bars, hovers, rows = list[Bar](), list[Hover](), list[list[str]]()
+    hovers, rows = list[Hover](), list[list[str]]()
     width = (RIGHT - LEFT) / steps.number
     for place in range(steps.number):
-        x, below, total = LEFT + width * place, float(BOTTOM), sum(numbers[place] for _, _, numbers in series)
+        total = sum(numbers[place] for _, _, numbers in series)
         if not total:
             continue
-        for kind, _, numbers in series:
-            if numbers[place]:
-                height = max((BOTTOM - TOP) * numbers[place] / top, 1.5)  # one job of a million is seen
-                below = max(below - height, 0.0)
-                bars.append(Bar(kind, x + width * 0.1, below, width * 0.8, height))
         said = [f"{numbers[place]:,}" for _, _, numbers in series]
         more = [rate(total, steps.step_s) if place < steps.number - 1 else "so far"] if len(series) > 1 else []
         words = [f"{text} {name}" for text, (_, name, _) in zip(said, series, strict=True)]
         spoken = ", ".join(filter(None, [*words, *more, note(place)]))
-        hovers.append(Hover(x, width, f"{moment(steps.at(place))}: {spoken}"))
+        hovers.append(Hover(LEFT + width * place, width, f"{moment(steps.at(place))}: {spoken}"))
         rows.append([moment(steps.at(place)), *said, ", ".join(filter(None, [*more, note(place)]))])
+    bars = _bars([(kind, numbers) for kind, _, numbers in series], (LEFT, BOTTOM), width, (BOTTOM - TOP) / top)
     halves = (0.0, 0.5, 1.0) if top >= 10 else (0.0, 1.0)  # there is no half job
     ticks = [Tick(BOTTOM - (BOTTOM - TOP) * half, count(top * half)) for half in halves]
     legend = [(kind, f"{name} {sum(numbers):,}" if len(series) > 1 else name) for kind, name, numbers in series]
@@ -172,7 +158,7 @@ def durations(title: str, steps: Steps, series: Sequence[tuple[str, str, Sequenc
         return BOTTOM - (BOTTOM - TOP) * share
 
     lines = [
-        Line(kind, _path([(LEFT + width * (i + 0.5), y(v)) if v is not None else None for i, v in enumerate(values)]))
+        Shape(kind, _path([(LEFT + width * (i + 0.5), y(v)) if v is not None else None for i, v in enumerate(values)]))
         for kind, _, values in series
     ]
     hovers, rows = list[Hover](), list[list[str]]()
@@ -192,16 +178,24 @@ def durations(title: str, steps: Steps, series: Sequence[tuple[str, str, Sequenc
 
 def spark(completed: Sequence[int], failed: Sequence[int], length: str) -> Spark:
     """Small bars of what ended in each step; `length`: of all steps together, in words."""
-    most = max((one + other for one, other in zip(completed, failed, strict=True)), default=0)
-    width, bars = SPARK_WIDTH / max(len(completed), 1), []
-    for place, numbers in enumerate(zip(completed, failed, strict=True)):
-        below = float(SPARK_HEIGHT)
-        for kind, number in zip(("completed", "failed"), numbers, strict=True):
-            if number:
-                height = max((SPARK_HEIGHT - 2) * number / most, 1.0)
-                below -= height
-                bars.append(Bar(kind, width * place + 0.5, max(below, 0.0), width - 1, height))
+    most = max([1, *map(sum, zip(completed, failed, strict=True))])
+    series, width = [("completed", completed), ("failed", failed)], SPARK_WIDTH / max(len(completed), 1)
+    bars = _bars(series, (0, SPARK_HEIGHT), width, (SPARK_HEIGHT - 2) / most)
     return Spark(bars, f"in {length}: {sum(completed):,} completed, {sum(failed):,} failed")
+
+
+def _bars(
+    series: Sequence[tuple[str, Sequence[int]]], origin: tuple[float, float], width: float, unit: float
+) -> list[Shape]:
+    """Stacked bars of series (class, numbers), in columns of that width from the origin on; `unit`: the height of 1."""
+    paths, below = {kind: "" for kind, _ in series}, [origin[1]] * len(series[0][1])
+    for kind, numbers in series:
+        for place, number in enumerate(numbers):
+            if number:
+                below[place] = max(below[place] - max(unit * number, 1.2), 0.0)  # one job of a million is seen
+                x, height = origin[0] + width * (place + 0.1), max(unit * number, 1.2)
+                paths[kind] += f"M{x:.1f} {below[place]:.1f}h{width * 0.8:.1f}v{height:.1f}h-{width * 0.8:.1f}z"
+    return [Shape(kind, path) for kind, path in paths.items() if path]
 
 
 def _path(points: Sequence[tuple[float, float] | None]) -> str:
