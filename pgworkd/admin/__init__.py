@@ -1,7 +1,7 @@
 """Operators' operations, for the CLI and for programs: `Admin`, which needs a database and nothing of the engine.
 
 admin     Admin: one connection, the fleet's numbers, doctor       jobs       retry, cancel, discard, edit, enqueue
-queues    settings, pause and resume                               batches    trees: progress, seal, cancel, delete
+queues    settings, pause, resume; what ended in them              batches    trees: progress, seal, cancel, delete
 dead      dead jobs by group of errors; mute
 keys      dedupe keys kept after the end of a job                  schedules  enable, disable, remove, run now
 """

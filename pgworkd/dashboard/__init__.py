@@ -3,4 +3,5 @@
 app      Dashboard: what all pages share              callers  who looks: token, one-time address, header of a proxy
 route    how a page is answered, and an act           reads    questions of a page, which only read
 render   templates, and what a browser may load       pages    one module for each subject
+draw     charts, timelines and graphs, as shapes
 """

@@ -13,7 +13,7 @@ from pgworkd.errors import DatabaseUnavailable
 
 T = TypeVar("T")
 DEAD_MAX = 10_000
-"""Of more dead jobs a page shows the groups of the newest ones only."""
+"""How many dead jobs a page groups: the newest ones, if there are more."""
 KEPT_MAX = 300
 """Answers that are kept, for all pages together."""
 Kept = OrderedDict[Hashable, tuple[float, Any]]

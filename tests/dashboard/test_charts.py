@@ -197,6 +197,8 @@ async def test_what_was_read_is_not_read_again_at_once(dsn: str, db: Db) -> None
     ("seconds", "says"),
     [
         (0.0042, "4.2 ms"),
+        (0.0994, "99 ms"),
+        (0.0999, "0.1 s"),
         (0.5, "0.5 s"),
         (12.4, "12 s"),
         (119.0, "119 s"),
@@ -207,6 +209,14 @@ async def test_what_was_read_is_not_read_again_at_once(dsn: str, db: Db) -> None
 )
 def test_durations_are_short(seconds: float, says: str) -> None:
     assert charts.duration(seconds) == says
+
+
+@pytest.mark.parametrize(
+    ("number", "length_s", "says"),
+    [(1_200_000, 60, "20,000/s"), (90, 60, "1.5/s"), (7, 1800, "14/h"), (1, 43_200, "0.0833/h"), (359, 3600, "359/h")],
+)
+def test_rates_are_short(number: int, length_s: float, says: str) -> None:
+    assert charts.rate(number, length_s) == says
 
 
 def test_bars_are_as_high_as_their_numbers_and_lines_break_where_nothing_is_known() -> None:

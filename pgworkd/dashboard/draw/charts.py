@@ -1,4 +1,4 @@
-"""Charts over time: stacked bars, lines, and sparklines, as shapes in a box of WIDTH by HEIGHT."""
+"""Charts over time: stacked bars, lines, and sparklines, as shapes in a box of 360 by 170."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 360, 170
 LEFT, RIGHT, TOP, BOTTOM = 40, 354, 10, 150
 SPARK_WIDTH, SPARK_HEIGHT = 72, 18
 
@@ -93,15 +92,15 @@ def count(number: float) -> str:
 
 def rate(number: int, length_s: float) -> str:
     """Jobs in some seconds as a rate: by the second, or by the hour if that is less than one in ten seconds."""
-    per_s = number / length_s
-    return f"{per_s:,.3g}/s" if per_s >= 0.1 else f"{per_s * 3600:,.3g}/h"
+    per_s, unit = (number / length_s, "s") if number >= length_s / 10 else (number * 3600 / length_s, "h")
+    return f"{per_s:,.0f}/{unit}" if per_s >= 100 else f"{per_s:.3g}/{unit}"
 
 
 def duration(seconds: float | None) -> str:
     """A length of time with two digits that count: 4 ms, 0.25 s, 3.1 s, 12 min, 3 h, 2 d."""
     if seconds is None:
         return "–"
-    if seconds < 0.1:
+    if seconds < 0.0995:
         return f"{seconds * 1000:.2g} ms"
     for below, unit_s, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < below:

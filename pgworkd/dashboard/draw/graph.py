@@ -24,7 +24,6 @@ class Node(NamedTuple):
 
     id: UUID
     label: str
-    queue: str
     status: str
     x: float
     y: float
@@ -54,7 +53,7 @@ def graph(jobs: Sequence[ConnectedJob]) -> Graph:
             places[each] = EDGE + number * (NODE_WIDTH + GAP_X), y + _height(each) / 2
             y += _height(each) + GAP_Y
     nodes = [
-        Node(job.id, _cut(job.kind), job.queue, job.status, x, y - NODE_HEIGHT / 2, after[job.id])
+        Node(job.id, _cut(job.kind), job.status, x, y - NODE_HEIGHT / 2, after[job.id])
         for job in jobs
         for x, y in [places[job.id]]
     ]
