@@ -103,7 +103,7 @@ async def test_a_part_of_a_step_that_is_not_over_stands_for_what_has_passed(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps.until(datetime.now(UTC), 43_200, 2)
-    minutes = int((datetime.now(UTC) - steps.since).total_seconds() // 60)
+    minutes = int((datetime.now(UTC) - steps.since).total_seconds() // 60) + 1  # the last has begun
     some = [0] * PLACES
     rows = [(steps.since + timedelta(minutes=place), 60, "q", "k", 4, 0, 0, some, some) for place in range(minutes)]
     await db.executemany(INSERT, rows)
