@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -122,15 +122,61 @@ async def _serve(settings: Settings, app: Any, listener: socket.socket) -> int:
     return await run_until_stopped(program, settings, settings.notes, source=lambda: app.gateway.source)
 
 
+@contextlib.asynccontextmanager
+async def dashboard_of(dsn: str) -> AsyncIterator[str]:
+    """Serves the dashboard of a database to this host while the block lasts; says where, or what it needs.
+
+    No setting is read: for the database of `dev` or `demo`. If the default port is taken, any free one is used.
+    """
+    try:
+        import pgworkd.gateway.api.server  # noqa: F401
+    except ModuleNotFoundError:
+        yield "The dashboard needs the extra http: pip install 'pgworkd[http]'"
+        return
+    import anyio
+    from pydantic import SecretStr
+
+    from pgworkd import log
+    from pgworkd.core.address import parse_address
+    from pgworkd.metrics.server import listen as bound
+    from pgworkd.settings.config import Settings
+
+    settings = Settings(dsn=SecretStr(dsn), http_with="dashboard", log_level="error", shutdown_s=1)
+    told, taken, problem = list[str](), "", None
+    try:
+        listener = bound(parse_address(settings.http_listen), "http_listen")
+    except UsageError:
+        listener = bound(parse_address("127.0.0.1:0"), "http_listen")
+        taken = f" ({settings.http_listen} is taken by another program)"
+    log.configure(settings.log_level)
+    with contextlib.closing(listener):
+        app = _application(settings, listener, requests=False, bodies=False)
+        gateway = _Gateway(settings, app, listener, told.append)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(gateway.run)
+            await gateway.ready.wait()
+            try:
+                yield "".join(told) + taken
+            except Exception as error:  # noqa: BLE001 - raised below: the task group would wrap it
+                problem = error
+            finally:
+                gateway.stop(1)
+    if problem is not None:
+        raise problem
+
+
 class _Gateway:
     """The server of an application, and what systemd is told of it."""
 
-    def __init__(self, settings: Settings, app: Any, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, app: Any, listener: socket.socket, tell: Callable[[str], object] = note
+    ) -> None:
+        """`tell`: is called with where the dashboard can be seen."""
         import anyio
 
         from pgworkd.gateway.api.server import server
 
-        self.ready, self.stop_requested = anyio.Event(), anyio.Event()
+        self.ready, self.stop_requested, self._tell = anyio.Event(), anyio.Event(), tell
         self._app, self._listener, self._shutdown_s = app, listener, settings.shutdown_s
         self._server = server(app, settings.shutdown_s, listed(settings.http_proxies))
 
@@ -157,11 +203,11 @@ class _Gateway:
 
         while not self._server.started:
             await anyio.sleep(0.01)
-        self.ready.set()
         log.logger().info("http.listening", address=str(address))
         if (dashboard := self._app.dashboard) is not None and address.is_local and "JOURNAL_STREAM" not in os.environ:
             once = f"/sign-in?once={dashboard.callers.once()}" if dashboard.callers.by_tokens else "/"
-            note(f"the dashboard, for you and ten minutes: http://{address}{once}")
+            self._tell(f"the dashboard, for you and ten minutes: http://{address}{once}")
+        self.ready.set()
 
     def stop(self, requests: int) -> float | None:
         """Ends waiting requests, and the server; at request number 2 at once."""

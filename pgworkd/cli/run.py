@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,9 +20,13 @@ from pgworkd.cli.common import (
     settings_of,
     takes,
 )
+from pgworkd.cli.gateway import dashboard_of
 from pgworkd.cli.output import note, out
 from pgworkd.errors import DatabaseError, DatabaseUnavailable, PgworkdError, UsageError
 from pgworkd.process import stop_signals
+
+if TYPE_CHECKING:
+    from pgworkd.embedded import EmbeddedPostgres
 
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Data directory to keep; default: a temporary one.")
@@ -127,7 +130,7 @@ def grants(
 
 
 def dev(*, data: Data = None) -> None:
-    """Run an embedded Postgres for development, with the schema installed, until SIGINT or SIGTERM."""
+    """Run an embedded Postgres for development, with schema and dashboard, until SIGINT or SIGTERM."""
     import anyio
 
     from pgworkd.database import schema
@@ -154,14 +157,26 @@ def dev(*, data: Data = None) -> None:
         out(f"Postgres is up, with pgworkd's schema (version {version}) installed; Ctrl-C ends it.")
         if data is None:
             out("Its data is deleted then: with --data DIR, data and address stay the same at the next start.")
-        out("In another terminal:\n")
-        out(f"export PGWORKD_DSN='{server.dsn()}'")
-        while server.pid is not None:
-            time.sleep(0.5)
-        raise PgworkdError("Postgres ended unexpectedly" + ("" if data is None else f": see {data}/server.log"))
+        stop_signals.run(_until_stopped, server, "" if data is None else f": see {data}/server.log")
     finally:
         stop_signals.ignore()
         server.stop()
+
+
+async def _until_stopped(server: EmbeddedPostgres, where: str) -> None:
+    """Serves the dashboard until a stop signal. Raises PgworkdError if Postgres ends; `where`: why, then."""
+    import anyio
+
+    with stop_signals.received() as signals:
+        async with dashboard_of(server.dsn()) as said:
+            out(said[:1].upper() + said[1:])
+            out("In another terminal:\n")
+            out(f"export PGWORKD_DSN='{server.dsn()}'")
+            while server.pid is not None:
+                with anyio.move_on_after(0.5):
+                    await anext(signals)
+                    return
+    raise PgworkdError("Postgres ended unexpectedly" + where)
 
 
 def demo(
@@ -171,9 +186,13 @@ def demo(
     path: Annotated[
         Path | None, typer.Option("--path", metavar="DIR", help="Files to process; default: those of pgworkd itself.")
     ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the dashboard up after that, until Ctrl-C; --seconds is 20 then.")
+    ] = False,
 ) -> int:
-    """Show a daemon processing your files, on an embedded Postgres."""
-    return int(_part("pgworkd.demo.demo", "demo").main(seconds=seconds, data_dir=data, path=path))
+    """Show a daemon processing your files, on an embedded Postgres, and the dashboard with its jobs."""
+    part = _part("pgworkd.demo.demo", "demo")
+    return int(part.main(seconds=seconds, data_dir=data, path=path, keep=keep, dashboard=dashboard_of))
 
 
 def conformance(

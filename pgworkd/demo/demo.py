@@ -1,4 +1,4 @@
-"""`pgworkd demo`: an embedded Postgres, a daemon that works on your text files, and a live view of its queues.
+"""`pgworkd demo`: an embedded Postgres, a daemon that works on your text files, a live view of its queues, its pages.
 
 The application inserts jobs a few times a second, as any program would, and notes their ids in a table of its own, in
 the same transaction. The daemon is the real one, with the handlers of `demo.jobs`. At the end the jobs are counted:
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ TICK_S, LIVE_PERIOD_S, TICKS_PER_BATCH, FILES_PER_BATCH = 0.25, 0.25, 12, 10
 UNFINISHED_MAX = 500  # with more unfinished jobs than this, nothing is inserted
 DRAIN_S = 5.0  # how long jobs may take to finish after the last insert
 FILES_MAX, FILE_BYTES_MAX = 500, 256 * 1024
+KEPT_S = 20.0  # how long it runs with --keep, if nothing is said
 UNKNOWN_KIND = "index_of_tomorrow"
+Dashboard = Callable[[str], AbstractAsyncContextManager[str]]
+"""Serves the pages of a database, by its DSN, while the block lasts; says where they are."""
 
 _IDS = "CREATE TABLE IF NOT EXISTS demo.inserted (id uuid PRIMARY KEY); TRUNCATE demo.inserted;"
 _NOTE = "INSERT INTO demo.inserted SELECT unnest($1::uuid[])"
@@ -48,15 +52,24 @@ _UNFINISHED = """SELECT count(*) FROM pgworkd.jobs WHERE schedule IS NULL AND st
 _FOUND = """SELECT coalesce(status, 'missing'), count(*)
     FROM demo.inserted LEFT JOIN pgworkd.all_jobs USING (id) GROUP BY 1 ORDER BY 2 DESC, 1"""
 _STORED = """SELECT count(*) FILTER (WHERE status = 'completed') AS completed,
-    count(*) FILTER (WHERE status = 'dead') AS dead, coalesce(sum(failures), 0)::int AS failures
+    count(*) FILTER (WHERE status = 'dead') AS dead, coalesce(sum(failures), 0)::int AS failures,
+    (SELECT count(*) FROM pgworkd.audit) AS acts
     FROM pgworkd.all_jobs"""
 _REMAINING = """SELECT status, kind, attempts, left(error, 200) FROM demo.inserted JOIN pgworkd.all_jobs USING (id)
     WHERE status IN ('dead', 'pending') AND error IS NOT NULL ORDER BY 1, 2, id LIMIT 20"""
 
 
-def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> int:
+def main(
+    *,
+    seconds: float | None,
+    data_dir: Path | None,
+    path: Path | None,
+    keep: bool = False,
+    dashboard: Dashboard = lambda _: nullcontext(""),
+) -> int:
     """Runs the demo for `seconds` (None: until Ctrl-C) on the text files below `path` (None: pgworkd's own).
 
+    `keep`: leaves the dashboard up after that, until Ctrl-C.
     Returns 0 if the jobs add up, else 1. Raises UsageError for invalid arguments, PgworkdError if the embedded Postgres
     cannot be started; one that ends later raises it in an ExceptionGroup.
     """
@@ -68,7 +81,8 @@ def main(*, seconds: float | None, data_dir: Path | None, path: Path | None) -> 
     server = EmbeddedPostgres(data_dir)
     try:
         server.start()
-        return int(stop_signals.run(Demo(server.dsn(), files, seconds).run))
+        seconds = KEPT_S if keep and seconds is None else seconds
+        return int(stop_signals.run(Demo(server.dsn(), files, seconds, dashboard, keep=keep).run))
     except OSError as error:
         raise UsageError(f"--data {data_dir or '(temporary)'}: {error.strerror or error}") from error
     finally:
@@ -104,10 +118,19 @@ def _is_text(path: Path) -> bool:
 class Demo:
     """One demo on a database, from the migration to the verdict."""
 
-    def __init__(self, dsn: str, files: list[Path], seconds: float | None) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        files: list[Path],
+        seconds: float | None,
+        dashboard: Dashboard = lambda _: nullcontext(""),
+        *,
+        keep: bool = False,
+    ) -> None:
         self._files, self._seconds = files, math.inf if seconds is None else seconds
-        keep = Periods(keep_days=3650)  # deleted jobs could not be counted
-        self._options = DaemonOptions(ConnectionOptions(dsn), "demo", shutdown_s=5, periods=keep)
+        self._dashboard, self._keep = dashboard(dsn), keep
+        periods = Periods(keep_days=3650)  # deleted jobs could not be counted
+        self._options = DaemonOptions(ConnectionOptions(dsn), "demo", shutdown_s=5, periods=periods)
         self._database = Connection(self._options.connection, "demo")
         self._console = Console(highlight=False, markup=False, emoji=False)
 
@@ -121,30 +144,47 @@ class Demo:
         try:
             await schema.migrate(self._options.connection)
             await self._database.script(TABLES + _IDS)
-            before = await self._stored()
-            daemon = Daemon(app, self._options, end_process=end_process)
-            daemon.events.listen(self._tally)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._heed_signals, signals, daemon)
-                tasks.start_soon(self._use, daemon)
-                tasks.start_soon(self._show)
-                exit_code = await daemon.run()
-                tasks.cancel_scope.cancel()
-            return await self._sum_up(before, exit_code)
+            async with self._dashboard as said:
+                code = await self._work(signals, said)
+                if self._keep:
+                    self._print("The dashboard stays up, without the daemon: Ctrl-C ends it")
+                if self._keep:  # unless nobody is left to read that
+                    await anext(signals)
+            return code
         finally:
             await self._database.close()
+
+    async def _work(self, signals: AsyncIterator[signal.Signals], said: str) -> int:
+        """Runs the daemon and its jobs until they are over, and sums up; `said`: of the dashboard."""
+        before = await self._stored()
+        daemon = Daemon(app, self._options, end_process=end_process)
+        daemon.events.listen(self._tally)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._heed_signals, signals, daemon)
+            tasks.start_soon(self._use, daemon, said)
+            tasks.start_soon(self._show)
+            exit_code = await daemon.run()
+            tasks.cancel_scope.cancel()
+        return await self._sum_up(before, exit_code)
 
     async def _heed_signals(self, signals: AsyncIterator[signal.Signals], daemon: Daemon) -> None:
         """The first signal ends the demo gracefully, the second at once."""
         async for _ in signals:
             if self._stopping.is_set():
                 daemon.request_stop(now=True)
-            self._stopping.set()
+            self._end()
 
-    async def _use(self, daemon: Daemon) -> None:
+    def _end(self) -> None:
+        """Ends the demo soon, and keeps nothing up."""
+        self._keep = False
+        self._stopping.set()
+
+    async def _use(self, daemon: Daemon, said: str) -> None:
         """Inserts jobs until the time is over, lets them finish, and stops the daemon; after a signal at once."""
         await daemon.ready.wait()
         self._print(f"pgworkd demo: {counted(len(self._files), 'text file')}; Ctrl-C ends it")
+        if said:
+            self._print(said)
         ends_at = anyio.current_time() + self._seconds
         try:
             self._connection = await connect(self._options.connection, "demo application")
@@ -186,10 +226,10 @@ class Demo:
                 while True:
                     live.update(live_view(await self._table(), self._tally), refresh=True)
                     if output.is_broken("stdout"):  # nobody is left to show it to
-                        self._stopping.set()
+                        self._end()
                     await anyio.sleep(LIVE_PERIOD_S)
         except (OSError, SystemExit):  # as above; rich makes SystemExit of a broken pipe
-            self._stopping.set()
+            self._end()
 
     async def _table(self) -> Table:
         return queue_table(app.queues(), await self._database.fetch(_QUEUES), self._tally)
@@ -198,7 +238,7 @@ class Demo:
         try:
             self._console.print(escaped(shown) if isinstance(shown, str) else shown, soft_wrap=True)
         except (OSError, SystemExit):  # as above
-            self._stopping.set()
+            self._end()
 
     async def _stored(self) -> dict[str, int]:
         row: Any = (await self._database.fetch(_STORED))[0]
@@ -211,6 +251,9 @@ class Demo:
         found = {str(status): n for status, n in await self._database.fetch(_FOUND)}
         stored = {what: n - before[what] for what, n in (await self._stored()).items()}
         reported = {"completed": completed, "dead": dead, "failures": retries + dead}
+        if stored.pop("acts"):
+            self._print("jobs or queues were changed by hand: the tables need not hold what the daemon reported")
+            stored = {}
         wrong = differences(inserted, found, stored, reported, exit_code)
         self._print(await self._table())
         for status, kind, attempts, error in await self._database.fetch(_REMAINING):

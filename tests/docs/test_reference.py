@@ -22,7 +22,7 @@ from tests.kits.docs import HTTP, NAMES, ROOT, SETTINGS, WATCHING, section, tabl
 
 README_LINES_MAX = 220
 DEVELOPING = (
-    "python3 -m venv .venv && .venv/bin/pip install -e '.[embedded]' && .venv/bin/pgworkd demo --seconds 20",
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[embedded,http]' && .venv/bin/pgworkd demo --seconds 20",
     "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/pytest",
 )
 

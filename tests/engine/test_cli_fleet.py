@@ -13,6 +13,7 @@ import pytest
 
 from pgworkd.admin.doctor_database import ServerFacts
 from pgworkd.cli.doctor import _judge_clock, _judge_notifications, _judge_server
+from pgworkd.cli.gateway import dashboard_of
 from tests.kits.cli import WORKER, Shell, clean, run_bare, shell
 
 __all__ = ["clean", "shell"]  # fixtures
@@ -151,10 +152,10 @@ def test_demo_gets_its_arguments_and_returns_the_exit_code(monkeypatch: pytest.M
 
     monkeypatch.setitem(sys.modules, "pgworkd.demo.demo", SimpleNamespace(main=main))
     assert run_bare("demo", "--seconds", "5", "--path", "x").exit_code == 3
-    assert run_bare("demo", "--data", "d").exit_code == 3
+    assert run_bare("demo", "--data", "d", "--keep").exit_code == 3
     assert calls == [
-        {"seconds": 5.0, "data_dir": None, "path": Path("x")},
-        {"seconds": None, "data_dir": Path("d"), "path": None},
+        {"seconds": 5.0, "data_dir": None, "path": Path("x"), "keep": False, "dashboard": dashboard_of},
+        {"seconds": None, "data_dir": Path("d"), "path": None, "keep": True, "dashboard": dashboard_of},
     ]
 
 

@@ -26,7 +26,7 @@ async def sign_in(
         answer = back(request, "/")
         render.set_cookie(request, answer, SESSION_COOKIE, session)
         return answer
-    fault = "This address has been used, or is too old: pgworkd serve prints a new one when it starts." if once else ""
+    fault = "This address has been used, or is too old: start pgworkd again, and it prints a new one." if once else ""
     return render.page(request, "sign_in.html", status=401 if fault else 200, following=following, fault=fault)
 
 
