@@ -4,6 +4,7 @@ admin     Admin: one connection, the fleet's numbers, doctor       jobs       re
 queues    settings, pause, resume; what ended in them              batches    trees: progress, seal, cancel, delete
 dead      dead jobs by group of errors; mute
 keys      dedupe keys kept after the end of a job                  schedules  enable, disable, remove, run now
+examination, findings  what `pgworkd doctor` finds
 """
 
 from __future__ import annotations

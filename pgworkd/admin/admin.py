@@ -13,7 +13,7 @@ from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
 from pgworkd.admin.batches import BatchOperations
 from pgworkd.admin.dead import DeadOperations
-from pgworkd.admin.doctor_database import Doctor, LockWait, RefusedRows, ServerFacts, Sessions
+from pgworkd.admin.doctor_database import Doctor, Holder, LockWait, RefusedRows, ServerFacts, Sessions, TableSize
 from pgworkd.admin.doctor_queries import Health
 from pgworkd.admin.endpoints import EndpointOperations
 from pgworkd.admin.jobs import JobOperations
@@ -94,6 +94,15 @@ class Admin:
         """Facts about the server that need no schema."""
         return ServerFacts(*(await self._connection.fetch(doctor_database.SERVER))[0])
 
+    async def tables(self) -> list[TableSize]:
+        """The tables of the schema, the largest first; nothing is counted."""
+        found = [TableSize(*row) for row in await self._connection.fetch(doctor_database.TABLES)]
+        return sorted(found, key=lambda each: -each.size)
+
+    async def holders(self) -> list[Holder]:
+        """Who holds back vacuum, the oldest first, at most five."""
+        return [Holder(*row) for row in await self._connection.fetch(doctor_database.HOLDERS)]
+
     async def locks(self) -> list[LockWait]:
         """What sessions have waited for, for more than a second, of locks on all of a table or queue."""
         return [LockWait(*row) for row in await self._connection.fetch(doctor_database.LOCKS)]
@@ -106,6 +115,10 @@ class Admin:
         """Raises SchemaError, with the remedy, unless the database has exactly the schema of this version."""
         if (fault := schema.version_fault(await schema.installed_version(self._connection))) is not None:
             raise SchemaError(fault)
+
+    async def schema_version(self) -> int | None:
+        """The version of the schema in the database; None: there is none."""
+        return await schema.installed_version(self._connection)
 
     async def pending_migration(self) -> str | None:
         """Why `pgworkd migrate` is needed, or another pgworkd; None if the schema is up to date. Changes nothing."""

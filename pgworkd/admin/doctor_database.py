@@ -30,6 +30,9 @@ class ServerFacts(NamedTuple):
     read_only: bool
     clock_s: float
     standby: bool = False
+    database: str = ""
+    role: str = ""
+    """Whom this connection is of."""
 
 
 class LockWait(NamedTuple):
@@ -70,9 +73,51 @@ class Sessions(NamedTuple):
     used: int
 
 
+class TableSize(NamedTuple):
+    """A table with its indexes, and the rows in it that vacuum is to remove; that of a history with all its days."""
+
+    table: str
+    size: float
+    """In bytes."""
+    dead_rows: float
+
+
+class Holder(NamedTuple):
+    """Who holds back vacuum: no row is removed that was deleted after this."""
+
+    what: str
+    """session, prepared transaction, or replication slot."""
+    who: str
+    transactions: int
+    """How many transactions have begun since."""
+    open_s: float | None
+    """How long the transaction has been open, in seconds; None: of a slot, or not told."""
+
+
+# A partition counts for its table.
+TABLES = """SELECT coalesce(p.relname, c.relname)::text, sum(pg_total_relation_size(c.oid))::float8,
+        sum(coalesce(pg_stat_get_dead_tuples(c.oid), 0))::float8
+    FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = i.inhparent
+    WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind = 'r' GROUP BY 1"""
+HOLDERS = """SELECT h.what, h.who, h.transactions, h.open_s FROM (
+        SELECT 'session' AS what, format('pid %s (%s)', a.pid, concat_ws(
+                   ', ', nullif(a.application_name, ''), a.usename, nullif(a.backend_type, 'client backend'),
+                   a.state)) AS who,
+               greatest(age(a.backend_xmin), age(a.backend_xid)) AS transactions,
+               extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS open_s
+        FROM pg_stat_activity a
+        WHERE a.pid <> pg_backend_pid() AND (a.datname = current_database() OR a.datname IS NULL)
+        UNION ALL
+        SELECT 'prepared transaction', x.gid, age(x.transaction),
+               extract(epoch FROM clock_timestamp() - x.prepared)::float8
+        FROM pg_prepared_xacts x WHERE x.database = current_database()
+        UNION ALL
+        SELECT 'replication slot', r.slot_name::text, greatest(age(r.xmin), age(r.catalog_xmin)), NULL
+        FROM pg_replication_slots r) h
+    WHERE h.transactions IS NOT NULL ORDER BY h.transactions DESC, h.what, h.who LIMIT 5"""
 SERVER = """SELECT current_setting('server_version'), current_setting('server_version_num')::int,
     pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
-    extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery()"""
+    extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery(), current_database()::text, current_user::text"""
 DOCTOR = """WITH oldest AS (
         SELECT extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age_s,
                format('pid %s (%s, %s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename), a.state) AS who

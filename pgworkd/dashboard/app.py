@@ -26,8 +26,8 @@ class Dashboard:
 
     def __init__(self, gateway: Gateway) -> None:
         self.callers = Callers(gateway)
-        options = replace(gateway.options.database, command_timeout_s=STATEMENT_S, any_server=True)
-        self.pool = RequestPool(options, CONNECTIONS_MAX, only_reads=True)
+        self.options = replace(gateway.options.database, command_timeout_s=STATEMENT_S, any_server=True)
+        self.pool = RequestPool(self.options, CONNECTIONS_MAX, only_reads=True)
         self.lists = LiveLists()
         self.kept: Kept = Kept()
         """What pages have read, and need not read again each second."""

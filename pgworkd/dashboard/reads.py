@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pgworkd.admin.admin import Admin
 from pgworkd.database.requests import RequestPool
-from pgworkd.errors import DatabaseUnavailable
+from pgworkd.errors import AccessRefused, DatabaseUnavailable
 
 T = TypeVar("T")
 DEAD_MAX = 10_000
@@ -31,7 +31,7 @@ class Questions:
         """Whether anything could be read."""
 
     async def of(self, what: str, question: Callable[[Admin], Awaitable[T]]) -> T | None:
-        """The answer to a question about `what`; None if it takes too long, or nothing answers: a note says so.
+        """The answer to a question about `what`; None, and a note, if it takes too long, or the database refuses.
 
         Raises PgworkdError for other errors: they are the caller's.
         """
@@ -40,7 +40,7 @@ class Questions:
                 found = await question(Admin(connection))
                 self.answered = True
                 return found
-        except DatabaseUnavailable as error:
+        except (DatabaseUnavailable, AccessRefused) as error:
             self.failures.append(f"{what}: {error}")
             return None
 

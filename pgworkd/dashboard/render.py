@@ -32,10 +32,12 @@ NAV = (
     ("workers", "Workers"),
     ("push", "Push"),
     ("audit", "Audit"),
+    ("system", "System"),
 )
 """The pages that can be reached from each, by their paths."""
 OF_QUEUES = ("", "queues", "jobs", "schedules")
 """Pages for who may see some queues only."""
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -87,6 +89,14 @@ def span(seconds: float | None) -> str:
     return f"{whole // 86_400} d"
 
 
+def in_bytes(count: float) -> str:
+    """A size in a unit that leaves few digits: 8.0 kB, 512 MB, 1.4 GB."""
+    step = 0
+    while count >= 1000 and step < len(_UNITS) - 1:
+        count, step = count / 1024, step + 1
+    return f"{count:.1f} {_UNITS[step]}" if step and count < 10 else f"{count:,.0f} {_UNITS[step]}"
+
+
 def pretty(text: str | None) -> str:
     """JSON text with one member a line; as it is where a number would lose digits."""
     if text is None:
@@ -112,7 +122,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": moment, "span": span, "pretty": pretty, "part": lambda name: quote(name, safe="")}
+    environment.filters |= {"moment": moment, "span": span, "bytes": in_bytes, "pretty": pretty}
+    environment.filters["part"] = lambda name: quote(name, safe="")
     environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment

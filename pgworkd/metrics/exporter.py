@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from pgworkd.admin.doctor_database import TABLES
 from pgworkd.core.events import Events
 from pgworkd.database import schema
 from pgworkd.database.connection import Connection, ConnectionOptions
@@ -97,7 +98,7 @@ class DatabaseReader:
             (depths, queries.DEPTHS, (queries.ROWS_MAX,)),
             (endpoints, queries.ENDPOINTS, (queries.ROWS_MAX,)),
             (schedules, queries.SCHEDULES, (queries.ROWS_MAX,)),
-            (tables, queries.TABLES, ()),
+            (tables, TABLES, ()),
         ):
             with contextlib.suppress(DatabaseBusy):  # a table is locked, as by VACUUM FULL: the rest is worth having
                 found.update(read(await fetch(sql, *args)))

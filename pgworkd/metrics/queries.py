@@ -40,11 +40,7 @@ SCHEDULES = """SELECT s.name::text,
     LEFT JOIN LATERAL (SELECT o.run_at FROM pgworkd.jobs o WHERE o.schedule = s.name
                        AND o.status IN ('pending', 'failed') ORDER BY o.run_at LIMIT 1) j ON true
     WHERE s.enabled ORDER BY s.name LIMIT $1"""
-# A partition counts for its table. Only sessions that this role may see have a time.
-TABLES = """SELECT coalesce(p.relname, c.relname)::text, sum(pg_total_relation_size(c.oid))::float8,
-        sum(coalesce(pg_stat_get_dead_tuples(c.oid), 0))::float8
-    FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = i.inhparent
-    WHERE c.relnamespace = 'pgworkd'::regnamespace AND c.relkind = 'r' GROUP BY 1"""
+# Only sessions that this role may see have a time.
 OLDEST = """SELECT greatest(
             (SELECT extract(epoch FROM clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
              WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'),

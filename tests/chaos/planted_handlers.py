@@ -92,8 +92,8 @@ BUGS = (
     ),
     python(
         "doctor does not tell of a copy",
-        "cli/doctor",
-        "        findings.extend(_judge_origin(await admin.origin(settings.environment), settings.environment))\n",
+        "admin/examination",
+        "    findings.extend(_judge_origin(await admin.origin(environment), environment))\n",
         "",
         tests=_COPIES,
     ),
@@ -297,7 +297,7 @@ BUGS = (
     ),
     python(
         "workers that are not there rescue jobs",
-        "cli/doctor",
+        "admin/examination",
         '        remedy = "the next one that starts rescues their jobs within a minute; see pgworkd workers"\n',
         "",
         tests="tests/engine/test_cli_fleet.py",

@@ -6,6 +6,8 @@ from tests.chaos.bug import python
 
 _PAGES, _ACTS, _SIGN_IN = (f"tests/dashboard/test_{name}.py" for name in ("pages", "acts", "sign_in"))
 _CHARTS, _LIFE, _GRAPH = (f"tests/dashboard/test_{name}.py" for name in ("charts", "life", "graph"))
+_NAMES = ("pages", "acts", "sign_in", "system")
+_PAGES, _ACTS, _SIGN_IN, _SYSTEM = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
 
 BUGS = (
     python(
@@ -102,7 +104,7 @@ BUGS = (
     python(
         "a part that is not read takes the page with it",
         "dashboard/reads",
-        "        except DatabaseUnavailable as error:",
+        "        except (DatabaseUnavailable, AccessRefused) as error:",
         "        except ZeroDivisionError as error:",
         tests=_PAGES,
     ),
@@ -203,5 +205,33 @@ BUGS = (
         "if not others] or list(left)",
         "if len(others) < 2] or list(left)",
         tests=_GRAPH,
+    ),
+    python(
+        "who may look sees who has a token",
+        "dashboard/pages/system",
+        'if access.allows("admin")',
+        'if access.allows("read")',
+        tests=_SYSTEM,
+    ),
+    python(
+        "who may operate revokes tokens",
+        "dashboard/pages/system",
+        '    access = need(request, "admin")\n    form = await form_of(request)\n    async with',
+        '    access = need(request, "operate")\n    form = await form_of(request)\n    async with',
+        tests=_SYSTEM,
+    ),
+    python(
+        "the pages take their own caution for a fault of the server",
+        "dashboard/pages/system",
+        "environment, only_reads=True)",
+        "environment)",
+        tests=_SYSTEM,
+    ),
+    python(
+        "a page leaves out what is well",
+        "dashboard/pages/system",
+        "        findings.sort(",
+        '        findings[:] = [each for each in findings if each.level != "ok"]\n        findings.sort(',
+        tests=_SYSTEM,
     ),
 )

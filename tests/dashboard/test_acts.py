@@ -15,12 +15,20 @@ from tests.kits.pages import Forms, viewing
 from tests.kits.verbs import Db
 
 ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable")}
+ACTS |= {"/system/tokens": ("",), "/system/tokens/{token_id}/revoke": ("",)}
 ACTS |= {"/push/{name}/{act}": ("disable", "enable"), "/batches/{batch_id}/{act}": ("seal", "cancel", "delete")}
 
 
 def _acts(batch_id: uuid.UUID) -> list[tuple[str, str]]:
     """Each act, with a path that it is for."""
-    values = {"queue": "q", "operation": "cancel", "group": "1", "name": "s", "batch_id": str(batch_id)}
+    values = {
+        "queue": "q",
+        "operation": "cancel",
+        "group": "1",
+        "name": "s",
+        "batch_id": str(batch_id),
+        "token_id": "nastynasty",
+    }
     routes: list[Any] = [route for router in ROUTERS for route in router.routes]
     paths = [each.path for each in routes if "POST" in each.methods and not each.path.startswith(("/sign", "/theme"))]
     return [(path, path.format(**values, act=act)) for path in paths for act in ACTS.get(path, ("",))]
@@ -31,6 +39,7 @@ WHOLE = """SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgwor
     (SELECT md5(string_agg(s::text, ' ')) FROM pgworkd.schedules s),
     (SELECT md5(string_agg(b::text, ' ')) FROM pgworkd.batches b),
     (SELECT md5(string_agg(e::text, ' ')) FROM pgworkd.endpoints e),
+    (SELECT count(*) FROM pgworkd.tokens WHERE revoked_at IS NULL AND name <> 'tester'),
     (SELECT count(*) FROM pgworkd.audit WHERE what <> 'token')"""
 
 

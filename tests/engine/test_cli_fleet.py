@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pgworkd.admin.doctor_database import ServerFacts
-from pgworkd.cli.doctor import _judge_clock, _judge_notifications, _judge_server
+from pgworkd.admin.examination import _judge_clock, _judge_notifications, _judge_server
 from pgworkd.cli.gateway import dashboard_of
 from tests.kits.cli import WORKER, Shell, clean, run_bare, shell
 
@@ -122,7 +122,7 @@ def test_doctor_reports_a_database_it_cannot_reach(shell: Shell, empty_dsn: str)
 
 
 def test_an_old_transaction_is_reported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgworkd.cli.doctor.TRANSACTION_WARN_S", 0.0)
+    monkeypatch.setattr("pgworkd.admin.examination.TRANSACTION_WARN_S", 0.0)
     with shell.db.transaction():
         shell.sql("SELECT 1")
         assert f"pid {shell.db.info.backend_pid} (" in shell("doctor").stdout

@@ -81,5 +81,11 @@ async def filled(db: Db) -> dict[str, uuid.UUID]:
         NASTY,
         some,
     )
+    await db.execute(
+        "INSERT INTO pgworkd.tokens (id, name, sha256, scopes) VALUES ('nastynasty', $1, $2, $3)",
+        NASTY,
+        bytes(32),
+        json.dumps({"read": [NASTY]}),
+    )
     await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ($1, 'https://x.test/', true)", NASTY)
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pgworkd.dashboard.pages import batches, dead, files, fleet, jobs, overview, push, queues, sign_in
+from pgworkd.dashboard.pages import batches, dead, files, fleet, jobs, overview, push, queues, sign_in, system
 
-ROUTERS = tuple(module.router for module in (files, sign_in, overview, queues, jobs, dead, batches, fleet, push))
+_MODULES = (files, sign_in, overview, queues, jobs, dead, batches, fleet, push, system)
+ROUTERS = tuple(module.router for module in _MODULES)
 """The routers of all pages."""
