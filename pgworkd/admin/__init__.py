@@ -3,7 +3,7 @@
 admin     Admin: one connection, the fleet's numbers, doctor       jobs       retry, cancel, discard, edit, enqueue
 queues    settings, pause, resume; what ended in them              batches    trees: progress, seal, cancel, delete
 dead      dead jobs by group of errors; mute
-keys      dedupe keys kept after the end of a job                  schedules  enable, disable, remove, run now
+keys      what waits under a key; free a kept dedupe key           schedules  enable, disable, remove, run now
 examination, findings  what `pgworkd doctor` finds
 """
 

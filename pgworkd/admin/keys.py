@@ -1,4 +1,4 @@
-"""Operations on dedupe keys that stay taken after their job or batch has finished."""
+"""Operations on keys: what runs and waits under one; dedupe keys that stay taken after the end of a job or batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from pgworkd.admin import lines
+from pgworkd.admin.lines import KeyInUse, UnderKey
 from pgworkd.admin.queries import read
 from pgworkd.core import validation
 from pgworkd.database.connection import Connection
@@ -65,6 +67,19 @@ class KeyOperations:
         validation.bounded(limit)
         rows = await self._connection.fetch(KEPT, validation.name(queue), validation.name(key), limit)
         return [read(KeptKey, row) for row in rows]
+
+    async def under(self, queue: str, key: str, limit: int = 50) -> UnderKey:
+        """What runs and waits with the key as its serialize_key or limit_key, in each list at most `limit`."""
+        return await lines.under(self._connection, queue, key, limit)
+
+    async def in_use(self, queue: str | None = None, limit: int = 50) -> list[KeyInUse]:
+        """The first keys by name with which jobs run, of each use at most `limit`."""
+        return await lines.in_use(self._connection, queue, limit)
+
+    async def holder(self, queue: str, key: str) -> UUID | None:
+        """The live job that has a dedupe key; None: no live job has it."""
+        found = await self._connection.fetch(_HOLDER, validation.name(queue), validation.name(key))
+        return found[0][0] if found and found[0][1] != "completed" else None
 
     async def free(self, queue: str, key: str) -> bool:
         """Frees a key kept by a finished job; False if there is none. The key of a live job is not freed."""

@@ -28,6 +28,7 @@ NAV = (
     ("jobs", "Jobs"),
     ("dead", "Dead"),
     ("batches", "Batches"),
+    ("keys", "Keys"),
     ("schedules", "Schedules"),
     ("workers", "Workers"),
     ("push", "Push"),
@@ -35,7 +36,7 @@ NAV = (
     ("system", "System"),
 )
 """The pages that can be reached from each, by their paths."""
-OF_QUEUES = ("", "queues", "jobs", "schedules")
+OF_QUEUES = ("", "queues", "jobs", "keys", "schedules")
 """Pages for who may see some queues only."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _HEADERS = {

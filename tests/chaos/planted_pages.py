@@ -6,8 +6,7 @@ from tests.chaos.bug import python
 
 _PAGES, _ACTS, _SIGN_IN = (f"tests/dashboard/test_{name}.py" for name in ("pages", "acts", "sign_in"))
 _CHARTS, _LIFE, _GRAPH = (f"tests/dashboard/test_{name}.py" for name in ("charts", "life", "graph"))
-_NAMES = ("pages", "acts", "sign_in", "system")
-_PAGES, _ACTS, _SIGN_IN, _SYSTEM = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
+_SYSTEM, _KEYS = (f"tests/dashboard/test_{name}.py" for name in ("system", "keys"))
 
 BUGS = (
     python(
@@ -233,5 +232,40 @@ BUGS = (
         "        findings.sort(",
         '        findings[:] = [each for each in findings if each.level != "ok"]\n        findings.sort(',
         tests=_SYSTEM,
+    ),
+    python(
+        "the line of a key shows jobs of queues of others",
+        "dashboard/pages/keys",
+        'return [each for each in rows if access.allows("read", each.queue)]',
+        "return rows",
+        tests=_KEYS,
+    ),
+    python(
+        "who may operate another queue frees a key",
+        "dashboard/pages/keys",
+        'need(request, "operate", None if batch else queue)',
+        'need(request, "read", None if batch else queue)',
+        tests=_KEYS,
+    ),
+    python(
+        "a key of batches is freed by who may operate one queue",
+        "dashboard/pages/keys",
+        'need(request, "operate", None if batch else queue)',
+        'need(request, "operate", queue)',
+        tests=_KEYS,
+    ),
+    python(
+        "a line is shown in the order of ids",
+        "admin/lines",
+        'serialize_key, run_at, id"',
+        'serialize_key, id"',
+        tests=_KEYS,
+    ),
+    python(
+        "the line of a queue with a scope is not found",
+        "admin/lines",
+        "(SELECT q.serialize_scope FROM pgworkd.queues q WHERE q.name = $1::text), $1::text)",
+        "$1::text)",
+        tests=_KEYS,
     ),
 )

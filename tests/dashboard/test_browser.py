@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -12,9 +13,10 @@ from tests.kits import verbs as v
 from tests.kits.browser import PAGES, browsing, dashboard, looking, needs_chromium
 from tests.kits.gateway import served
 from tests.kits.node import CLIENTS, MODULES, needs_packages
-from tests.kits.pages import filled
+from tests.kits.pages import NASTY, filled
 from tests.kits.verbs import Db
 
+KEY = f"/keys?queue={quote(NASTY, safe='')}&key=running"
 pytestmark = [needs_chromium, pytest.mark.slow("a browser")]
 
 
@@ -123,6 +125,7 @@ async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, th
                 shown = [
                     f"/batches/{batch_id}",
                     "/queues/q?span=24h",
+                    KEY,
                     *(f"/jobs/{jobs[state]}" for state in ("dead", "pending")),
                 ]
                 for path in [*PAGES, *shown, "/sign-in"]:

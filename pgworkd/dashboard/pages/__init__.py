@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pgworkd.dashboard.pages import batches, dead, files, fleet, jobs, overview, push, queues, sign_in, system
+from pgworkd.dashboard.pages import batches, dead, files, fleet, jobs, keys, overview, push, queues, sign_in, system
 
-_MODULES = (files, sign_in, overview, queues, jobs, dead, batches, fleet, push, system)
+_MODULES = (files, sign_in, overview, queues, jobs, dead, batches, fleet, push, keys, system)
 ROUTERS = tuple(module.router for module in _MODULES)
 """The routers of all pages."""
