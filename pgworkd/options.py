@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgworkd.core.address import listed
@@ -57,8 +58,9 @@ def gateway_options(settings: Settings, address: str | None = None) -> GatewayOp
         own = f"[{address}]" if ":" in address else address
         given = listed(settings.http_hosts)
         hosts = tuple(sorted({name.lower() for name in (*LOOPBACK, *given, *_own_names(), own)}))
+    database, pages = connection_options(settings), settings.http_dashboard_dsn
     return GatewayOptions(
-        connection_options(settings),
+        database,
         connections_max=settings.http_connections_max,
         waiters_max=settings.http_waiters_max,
         hosts=hosts,
@@ -66,6 +68,7 @@ def gateway_options(settings: Settings, address: str | None = None) -> GatewayOp
         api="api" in listed(settings.http_with),
         workers="workers" in listed(settings.http_with),
         dashboard="dashboard" in listed(settings.http_with),
+        dashboard_database=None if pages is None else replace(database, dsn=pages.get_secret_value()),
         user_header=settings.http_user_header,
         user_scopes=dict.fromkeys(listed(settings.http_user_scopes)),
         name=settings.worker_name,

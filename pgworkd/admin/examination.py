@@ -58,8 +58,13 @@ async def examine(
     findings.append(Finding("ok", "schema", "installed and current"))
     findings.extend(_judge_origin(await admin.origin(environment), environment))
     findings.extend(_judge(await admin.doctor()))
-    found = judged(await admin.health(standby=server.standby), locked=bool(waits))
-    findings.extend(each for each in found if not (server.standby and each.subject in _OF_WORKERS))
+    findings.extend(await examine_jobs(admin, standby=server.standby, locked=bool(waits)))
+
+
+async def examine_jobs(admin: Admin, *, standby: bool, locked: bool = False) -> list[Finding]:
+    """What keeps jobs from running; `standby`: the server is one; `locked`: jobs wait for a lock."""
+    found = judged(await admin.health(standby=standby), locked=locked)
+    return [each for each in found if not (standby and each.subject in _OF_WORKERS)]
 
 
 def _judge_server(server: ServerFacts) -> list[Finding]:

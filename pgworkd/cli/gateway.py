@@ -56,6 +56,10 @@ def serve(
             "--with", metavar="PART,...", help="What to serve: api, workers, dashboard; default: the first two."
         ),
     ] = None,
+    dashboard_dsn: Annotated[
+        str | None,
+        typer.Option("--dashboard-dsn", metavar="URL", help="Database that pages are read from, such as a standby."),
+    ] = None,
     user_header: Annotated[
         str | None, typer.Option("--user-header", metavar="NAME", help="Where a proxy names who sees the dashboard.")
     ] = None,
@@ -72,7 +76,7 @@ def serve(
     Callers need a token (pgworkd token add). Put a proxy in front for TLS. Routes: /v1/openapi.json, docs/http.md.
     """
     more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts, "metrics_listen": metrics_listen}
-    more |= {"http_user_header": user_header, "http_user_scopes": user_scopes}
+    more |= {"http_dashboard_dsn": dashboard_dsn, "http_user_header": user_header, "http_user_scopes": user_scopes}
     settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
         import pgworkd.gateway.api.server  # noqa: F401

@@ -26,7 +26,8 @@ class Dashboard:
 
     def __init__(self, gateway: Gateway) -> None:
         self.callers = Callers(gateway)
-        self.options = replace(gateway.options.database, command_timeout_s=STATEMENT_S, any_server=True)
+        database = gateway.options.dashboard_database or gateway.options.database
+        self.options = replace(database, command_timeout_s=STATEMENT_S, any_server=True)
         self.pool = RequestPool(self.options, CONNECTIONS_MAX, only_reads=True)
         self.lists = LiveLists()
         self.kept: Kept = Kept()

@@ -37,10 +37,14 @@ class Questions:
         """
         try:
             async with self._pool.session() as connection:
-                found = await question(Admin(connection))
+                found: T | None = None
+                try:
+                    found = await question(Admin(connection))
+                except AccessRefused as error:  # the role may read other things
+                    self.failures.append(f"{what}: {error}")
                 self.answered = True
                 return found
-        except (DatabaseUnavailable, AccessRefused) as error:
+        except DatabaseUnavailable as error:
             self.failures.append(f"{what}: {error}")
             return None
 

@@ -150,6 +150,7 @@ class Settings(BaseSettings):
         "api,workers",
         description="Parts of the gateway: api (producers and operators), workers (remote workers), dashboard (pages)",
     )
+    http_dashboard_dsn: SecretStr | None = Field(None, description="Database of the pages, such as a standby")
     http_user_header: str | None = Field(
         None, description="Header in which a proxy of http_proxies names who looks at the dashboard: X-Forwarded-User"
     )
@@ -198,7 +199,7 @@ class Settings(BaseSettings):
         length_s = seconds_of(value) if is_duration(info.field_name or "") else None
         return value.strip() if length_s is None else length_s
 
-    @field_validator("dsn")
+    @field_validator("dsn", "http_dashboard_dsn")
     @classmethod
     def _check_dsn(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
@@ -338,7 +339,7 @@ def load(**overrides: object) -> Settings:
         origins["connect_timeout_s"] = told.where("connect_timeout")
     settings._origins = origins  # noqa: SLF001
     notes = []
-    has_secret = any(redacted(str(table.get(name))) != str(table.get(name)) for name in ("dsn", "smtp_url"))
+    has_secret = any(redacted(str(value)) != str(value) for value in table.values())
     if is_public and (has_secret or "token" in table):
         notes.append(f"{path} contains a secret and is readable by every user: chmod 600 {path}")
     if told is not None:

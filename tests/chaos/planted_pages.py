@@ -103,7 +103,7 @@ BUGS = (
     python(
         "a part that is not read takes the page with it",
         "dashboard/reads",
-        "        except (DatabaseUnavailable, AccessRefused) as error:",
+        "        except DatabaseUnavailable as error:",
         "        except ZeroDivisionError as error:",
         tests=_PAGES,
     ),
@@ -267,5 +267,19 @@ BUGS = (
         "(SELECT q.serialize_scope FROM pgworkd.queues q WHERE q.name = $1::text), $1::text)",
         "$1::text)",
         tests=_KEYS,
+    ),
+    python(
+        "the pages are read from the primary all the same",
+        "dashboard/app",
+        "gateway.options.dashboard_database or gateway.options.database",
+        "gateway.options.database",
+        tests=_SYSTEM,
+    ),
+    python(
+        "what a role may not read takes the page with it",
+        "dashboard/reads",
+        "                except AccessRefused as error:",
+        "                except ZeroDivisionError as error:",
+        tests=_SYSTEM,
     ),
 )

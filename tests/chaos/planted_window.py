@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python, sql
 from tests.kits.planting import Planted
 
+_FIRST_SIGHT = "tests/engine/test_first_sight.py"
+
 BUGS = (
     Bug(
         Planted("README names a queue that the app lacks", "README.md", "enqueue welcome '", "enqueue welcom '"),
@@ -122,5 +124,26 @@ BUGS = (
             "WHERE w.lost_at IS NULL AND p_name = ANY (w.schedules)",
         ),
         tests="tests/engine/test_cli_schedules.py",
+    ),
+    python(
+        "a demo that is stopped keeps its pages up",
+        "demo/demo",
+        "        self._keep = False\n",
+        "",
+        tests=_FIRST_SIGHT,
+    ),
+    python(
+        "what is done on the pages is taken for a fault of the daemon",
+        "demo/demo",
+        '        if stored.pop("acts"):',
+        '        if stored.pop("acts") < 0:',
+        tests=_FIRST_SIGHT,
+    ),
+    python(
+        "another program on the default port keeps dev from starting",
+        "cli/gateway",
+        "    except UsageError:\n        listener = bound(",
+        "    except ZeroDivisionError:\n        listener = bound(",
+        tests=_FIRST_SIGHT,
     ),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import uuid
 from html import unescape
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from pgworkd.admin import Admin
 from pgworkd.admin.examination import examine
 from pgworkd.admin.findings import Finding
-from pgworkd.database import schema
+from pgworkd.database import grants, schema
 from pgworkd.database.connection import ConnectionOptions
 from tests.kits import verbs as v
+from tests.kits.browser import PAGES
 from tests.kits.gateway import ALL, token
 from tests.kits.pages import Forms, viewing
 from tests.kits.verbs import Db
@@ -103,3 +106,27 @@ async def test_who_may_see_some_queues_does_not_see_the_system(dsn: str, db: Db)
         answer = await client.post(f"/system/tokens/{other.split('_')[1]}/revoke", data={"back": "/"})
         assert answer.status_code == 403
     assert await db.fetchval("SELECT count(*) FROM pgworkd.tokens WHERE revoked_at IS NOT NULL") == 0
+
+
+async def test_a_role_that_only_reads_shows_the_pages_and_says_what_it_may_not_read(dsn: str, db: Db) -> None:
+    await v.one(db, "mail")
+    names = dict.fromkeys(("owner", "worker", "enqueuer", "gateway"), "")
+    names = {name: f"{name}_{uuid.uuid4().hex[:12]}" for name in (*names, "reader")}
+    await db.execute(grants.text(names))
+    await db.execute(f"ALTER ROLE {names['reader']} LOGIN PASSWORD 'p'")
+    reader = urlsplit(dsn)
+    place = f"{names['reader']}:p@{reader.netloc.rpartition('@')[2]}"
+    try:
+        options = ConnectionOptions(reader._replace(netloc=place).geturl())
+        unread = {"/push": ["endpoints"], "/system": ["tokens"]}
+        async with viewing(dsn, ALL, dashboard_database=options) as client:
+            for path in PAGES:
+                page = await client.get(path)
+                assert page.status_code == 200, (path, page.text)
+                assert re.findall(r"Not read: (\w+)", page.text) == unread.get(path, []), path
+            assert f", as {names['reader']}<" in (await client.get("/system")).text
+            assert (await client.post("/queues/mail/pause", data={"back": "/"})).status_code == 303
+        assert await db.fetchval("SELECT name FROM pgworkd.queues WHERE paused_until > now()") == "mail"
+    finally:
+        roles = ", ".join(names.values())
+        await db.execute(f"DROP OWNED BY {roles} CASCADE; DROP ROLE {roles}")

@@ -175,7 +175,8 @@ def test_no_password_when_a_command_succeeds(secret_dsn: str, how: str) -> None:
         flags = ["--json"] if how == "json" else []
         assert not leaks(said(*name.split(), *COMMANDS[name], *flags, PGWORKD_DSN=secret_dsn)[1]), name
     assert "***@" in said("doctor", PGWORKD_DSN=secret_dsn)[1]
-    assert "***@" in said("config", "show", PGWORKD_DSN=secret_dsn)[1]
+    shown = said("config", "show", PGWORKD_DSN=secret_dsn, PGWORKD_HTTP_DASHBOARD_DSN=secret_dsn)[1]
+    assert (shown.count("***@"), leaks(shown)) == (2, leaks(""))
 
 
 def test_no_password_in_the_traceback_of_a_bug(secret_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,11 @@ import typer
 
 from pgworkd.cli.app import app
 from pgworkd.database import schema
+from pgworkd.database.connection import ConnectionOptions
 from pgworkd.embedded import EmbeddedPostgres
+from tests.kits.browser import PAGES
 from tests.kits.cli import NOBODY, WORKER, Shell, clean
+from tests.kits.pages import viewing
 from tests.kits.server import binaries, create_database, create_template, standby_of, start_test_server
 
 pytestmark = pytest.mark.slow("each operation under each fault, and servers of their own")
@@ -205,6 +208,24 @@ def test_a_read_only_command_prints_the_same_as_on_the_primary(
             assert told(second.stdout) == told(first.stdout), words
             assert second.stderr == first.stderr == ""
             assert first.stdout not in ("", "0\n", "[]\n"), "there is something to see"
+
+
+async def test_pages_are_read_from_the_standby_and_acts_go_to_the_primary(pair: Pair) -> None:
+    caught_up(pair)
+    jobs = [f"/jobs/{pair.ids[which]}" for which in ("dead", "running", "done")]
+    keys = "/keys?queue=mail&key=k"
+    async with viewing(pair.first, dashboard_database=ConnectionOptions(pair.second)) as client:
+        for path in [*PAGES, *jobs, "/queues/mail", f"/batches/{pair.ids['batch']}", keys]:
+            page = await client.get(path)
+            assert (page.status_code, "Not read" in page.text) == (200, False), (path, page.text)
+        assert "<dd>a standby, which only reads</dd>" in (await client.get("/system")).text
+        assert "Resume" in (await client.get("/queues/mail")).text
+        answer = await client.post("/queues/mail/resume", data={"back": "/queues/mail"})
+        assert answer.status_code == 303
+        assert "queue mail is resumed" in (await client.get(answer.headers["location"])).text
+        caught_up(pair)
+        assert "Resume" not in (await client.get("/queues/mail")).text
+        await client.post("/queues/mail/pause", data={"back": "/queues/mail"})
 
 
 @pytest.mark.parametrize("name", LOOKS_AT_WORKERS)

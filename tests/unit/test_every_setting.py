@@ -30,6 +30,7 @@ from tests.kits.cli import clean, invoke
 __all__ = ["clean"]
 
 DSN = "postgresql://nobody@127.0.0.1:1/nothing"
+STANDBY = "postgresql://nobody@127.0.0.2:1/nothing"
 TOKEN = "token = 'pgw_7_s3cr3t'\n"
 
 _OF_GATEWAYS = {name: "of a gateway" for name in Settings.model_fields if name.startswith("http_")}
@@ -206,7 +207,7 @@ def _distinct() -> dict[str, Any]:
         "connect_timeout_s": 8,
         "command_timeout_s": 9,
     }
-    values |= {"http_user_header": "X-User", "http_user_scopes": "operate"}
+    values |= {"http_user_header": "X-User", "http_user_scopes": "operate", "http_dashboard_dsn": STANDBY}
     return values | {"statistics": "off", "worker_name": "w7", "environment": "e7", "dsn": DSN}
 
 
@@ -233,6 +234,7 @@ def test_each_value_reaches_its_option() -> None:
         periods=periods,
         environment="e7",
         loop_limit_s=given["loop_limit_s"],
+        dashboard_database=ConnectionOptions(STANDBY, 8, 9),
         user_header=given["http_user_header"],
         user_scopes={given["http_user_scopes"]: None},
     )

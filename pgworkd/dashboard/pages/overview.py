@@ -6,8 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from pgworkd.admin.admin import Admin
 from pgworkd.admin.dead import DeadGroups
-from pgworkd.admin.findings import Finding, judged
+from pgworkd.admin.examination import examine_jobs
+from pgworkd.admin.findings import Finding
 from pgworkd.dashboard.pages.history import Span, charts, sparks
 from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, shown
@@ -27,6 +29,10 @@ async def overview(request: Request, span: Span = "1h") -> Response:
     return await shown(request, "overview.html", lambda reads: _read(request, reads, span))
 
 
+async def _findings(admin: Admin) -> list[Finding]:
+    return await examine_jobs(admin, standby=(await admin.server()).standby)
+
+
 async def _read(request: Request, reads: Questions, span: Span) -> dict[str, Any]:
     access = access_of(request)
     queues = await reads.of("queues", lambda admin: admin.queues.find()) or []
@@ -34,8 +40,7 @@ async def _read(request: Request, reads: Questions, span: Span) -> dict[str, Any
     dead: DeadGroups | None = None
     drawn: dict[str, Any] = {"charts": []}
     if access.allows("read"):  # they name any queue
-        health = await reads.of("findings", lambda admin: admin.health())
-        findings = [] if health is None else [each for each in judged(health) if each.level != "ok"]
+        findings = [each for each in await reads.of("findings", _findings) or [] if each.level != "ok"]
         dead = await reads.of("dead", lambda admin: admin.dead.find(DEAD_S, None, GROUPS_MAX, most=DEAD_MAX))
         drawn = await charts(reads, span, None)
     seen = [each for each in queues if access.allows("read", each.queue)]

@@ -53,10 +53,9 @@ RATED_MAX = 10_000
 class GatewayOptions:
     """The options of a gateway.
 
-    hosts: names by which it may be called, in the header Host, without a port; None: any. waiters_max: requests that
-    wait at once. requests_per_s: per caller, with as many at once.
-    dashboard: serve pages for people. user_header: the header in which a trusted proxy names who looks at them, who may
-    do what `user_scopes` say.
+    hosts: names that the header Host may have, without a port; None: any. waiters_max: requests that wait at once.
+    requests_per_s: per caller, with as many at once. dashboard: serve pages, read from `dashboard_database` (None:
+    `database`). user_header: in it a trusted proxy names who looks, to do what `user_scopes` say.
     api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
     these: the shortest `keep_days` of all gateways and daemons decides what is deleted. name: of this gateway. poll_s:
     seconds between polls for remote workers that wait. statistics: collect samples of all queues, and what ended.
@@ -73,6 +72,7 @@ class GatewayOptions:
     api: bool = True
     workers: bool = True
     dashboard: bool = False
+    dashboard_database: ConnectionOptions | None = None
     user_header: str | None = None
     user_scopes: Mapping[str, Sequence[str] | None] = field(default_factory=lambda: {"read": None})
     name: str = field(default_factory=socket.gethostname)
