@@ -75,47 +75,13 @@ async def test_dead_jobs_are_selected_and_retried_by_keys_alone(dsn: str, db: Db
             await expect(page.locator("h1")).to_contain_text(str(newest_first[2]))
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-async def test_every_act_works_with_and_without_javascript(
-    dsn: str, db: Db, browser: Browser, *, scripts: bool
-) -> None:
-    ids = await v.insert(db, 4)
-    await died(db, *ids[:3])
-    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
-    with dashboard(dsn) as address:
-        async with looking(browser, address, java_script_enabled=scripts) as seen:
-            seen.page.on("dialog", lambda asked: asked.accept())
-            page = await seen.open(f"/jobs/{ids[0]}")
-            await page.get_by_role("button", name="Retry", exact=True).click()
-            await expect(page.get_by_role("status")).to_have_text("1 job retried")
-            await page.get_by_role("button", name="Cancel", exact=True).click()
-            await expect(page.get_by_role("status")).to_have_text("1 job cancelled")
-            await page.goto(f"{address}/jobs?status=dead")
-            await page.locator(f"#row-{ids[1]} input").check()
-            await page.get_by_role("button", name="Discard", exact=True).click()
-            await expect(page.get_by_role("status")).to_have_text("1 job discarded")
-            await page.goto(f"{address}/queues/q")
-            await page.get_by_label("Pause for").select_option("1 h")
-            await page.locator("form.line button").click()
-            await expect(page.get_by_role("status")).to_have_text("queue q is paused")
-            assert await db.fetchval("SELECT paused_until - now() > interval '3500 s' FROM pgworkd.queues")
-            await page.get_by_role("button", name="Resume").click()
-            await expect(page.get_by_role("status")).to_have_text("queue q is resumed")
-            await page.goto(f"{address}/schedules")
-            await page.get_by_role("button", name="Disable").click()
-            await expect(page.get_by_role("status")).to_have_text("s is disabled")
-            assert not await db.fetchval("SELECT enabled FROM pgworkd.schedules")
-            await page.get_by_role("button", name="Colours").click()
-            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-    assert [row[0] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE id = ANY ($1)", ids[:2])] == []
-
-
 @needs_packages
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, theme: str) -> None:
     jobs = await filled(db)
     batch_id = await db.fetchval("SELECT id FROM pgworkd.batches")
     await died(db, *await v.insert(db, 3))
+    forms = ["/queues/q/settings", "/queues/q/enqueue", f"/jobs/{jobs['pending']}/edit", "/schedules/edit"]
     axe = ((MODULES or CLIENTS) / "axe-core/axe.min.js").read_text()
     with dashboard(dsn) as address:
         for width in (360, 768, 1440):
@@ -125,7 +91,7 @@ async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, th
                     "/queues/q?span=24h",
                     *(f"/jobs/{jobs[state]}" for state in ("dead", "pending")),
                 ]
-                for path in [*PAGES, *shown, "/sign-in"]:
+                for path in [*PAGES, *shown, *forms, "/sign-in"]:
                     page = await seen.open(path)
                     await page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
                     await page.evaluate(axe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgworkd.dashboard.pages import batches, dead, files, fleet, jobs, overview, push, queues, sign_in
+from pgworkd.dashboard.pages import batches, dead, files, fleet, forms, jobs, overview, push, queues, sign_in
 
-ROUTERS = tuple(module.router for module in (files, sign_in, overview, queues, jobs, dead, batches, fleet, push))
+ROUTERS = tuple(module.router for module in (files, sign_in, overview, queues, jobs, forms, dead, batches, fleet, push))
 """The routers of all pages."""

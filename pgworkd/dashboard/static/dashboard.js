@@ -15,6 +15,14 @@
     note.hidden = !why;
     note.textContent = why ? `Not up to date: ${why}` : "";
   };
+  // A gateway says something every 15 s at least: one that has kept the connection and is silent is seen here.
+  const SILENT_S = 40;
+  let silence;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => stale(`the gateway says nothing for ${SILENT_S} s`), SILENT_S * 1000);
+  };
+  document.addEventListener("htmx:sse:after:connection", heard);
   document.addEventListener("htmx:sse:error", (event) => {
     if (event.detail.status === 401) window.location.reload(); // which leads to the form
     else stale(event.detail.status ? `the gateway answers ${event.detail.status}` : "the gateway does not answer");
@@ -23,6 +31,7 @@
   // What somebody reads, types or selects stays where it is; the next news come with what was left out.
   document.addEventListener("htmx:sse:before:message", (event) => {
     const message = event.detail.message;
+    heard();
     if (message.event === "failed") {
       stale(message.data);
     } else if (!message.event) {
