@@ -52,8 +52,8 @@ def _settings(request: Request, queue: str, found: list[EffectiveSetting] | None
             continue
         setting = SETTINGS[each.name]
         choices = ("", "yes", "no") if setting.takes is bool else ()
-        metavar = "" if setting.metavar == "N" else f" {setting.metavar}."
-        fields.append(FormField(each.name, each.own, setting.help + metavar, "" if each.own else str(each), choices))
+        more = " Seconds, or as 10m, 2h, 7d." if setting.metavar == "DURATION" else ""
+        fields.append(FormField(each.name, each.own, setting.help + more, "" if each.own else str(each), choices))
     note = "For all daemons, at once. What is empty is as the code, the daemon's own settings or the default have it."
     place = f"/queues/{part(queue)}"
     return FormPage(f"Settings of {queue}", f"{place}/settings", place, "Save", fields, note)
