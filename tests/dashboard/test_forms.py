@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html import unescape
 from typing import Any
 from urllib.parse import quote
@@ -152,6 +153,15 @@ async def test_what_does_not_fit_is_said_and_what_was_typed_is_kept(
     assert (
         await db.fetchval("SELECT (SELECT count(*) FROM pgworkd.jobs) + (SELECT count(*) FROM pgworkd.schedules)") == 0
     )
+
+
+async def test_a_job_with_a_large_payload_is_edited(dsn: str, db: Db) -> None:
+    text = json.dumps({"text": "é" * 100_000})
+    job_id = await v.one(db, payload=text)
+    async with viewing(dsn, ALL) as client:
+        assert await sent(client, f"/jobs/{job_id}/edit", priority="3") == "changed: priority"
+    row = await db.fetchrow("SELECT payload = $1::jsonb, priority FROM pgworkd.jobs", text)
+    assert tuple(row) == (True, 3)
 
 
 async def test_a_new_schedule_does_not_replace_another_one(dsn: str, db: Db) -> None:

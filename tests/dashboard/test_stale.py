@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import anyio
 import asyncpg
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from pgworkd.admin import Admin
 from pgworkd.database import schema
@@ -97,6 +97,31 @@ async def test_while_the_gateway_is_silent(dsn: str, db: Db, browser: Browser) -
             finally:
                 process.send_signal(signal.SIGCONT)
             await follows(page, db)
+
+
+@pytest.mark.parametrize("status", [503, 0])
+async def test_while_a_page_is_refused_its_first_news(dsn: str, db: Db, browser: Browser, status: int) -> None:
+    refused = [True]
+
+    async def answer(route: Route) -> None:
+        if "event-stream" not in route.request.headers.get("accept", "") or not refused[0]:
+            await route.continue_()
+        elif status:
+            await route.fulfill(status=status, content_type="text/html", body="<h1>Too many wait</h1>")
+        else:
+            await route.abort()
+
+    await v.one(db)
+    with dashboard(dsn) as address:
+        async with looking(browser, address) as seen:
+            await seen.page.route("**/jobs", answer)
+            page = await seen.open("/jobs")
+            await says(page, "the gateway answers 503" if status else "the gateway does not answer")
+            await expect(page.locator("h1")).to_have_text("Jobs")
+            refused[0] = False
+            await follows(page, db)
+            known = ("Failed to load resource", "htmx:error")
+            seen.faults[:] = [each for each in seen.faults if not any(text in each for text in known)]
 
 
 async def test_who_is_signed_out_meanwhile_is_asked_to_sign_in_and_led_back(dsn: str, db: Db, browser: Browser) -> None:

@@ -27,7 +27,10 @@ from pgworkd.gateway.api.routes.visible import JobId, needed_any, visible
 from pgworkd.settings.queue import SETTINGS, EffectiveSetting, columns_of, effective_settings, unset
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+SHOWN_CHARS = 10_000
+"""Larger payloads are not in forms: each is sent twice, in up to six times as many bytes, with what it was before."""
 _INSTANT = "2027-01-31T07:00:00Z"
+_AS_IT_IS = "A JSON object. While it is empty here, it stays as it is."
 _RUN_AT = FormField("run_at", help="The instant from which it may run, with its zone.", hint=_INSTANT)
 _DELAY = FormField("delay_s", help="Seconds from now, in place of run_at.")
 _PRIORITY = FormField("priority", help="Higher runs first.", hint="0")
@@ -128,7 +131,7 @@ async def edited_job(request: Request, job_id: JobId) -> Response:
         job = await visible(request, admin, job_id, "operate")
         values = {"priority": str(job.priority), "run_at": "" if job.run_at is None else job.run_at.isoformat()}
         if access_of(request).allows("payload", job.queue):
-            values["payload"] = pretty(job.payload)
+            values["payload"] = _shown(job.payload)
         return _edited(job_id).filled(values)
 
     async def read(reads: Questions) -> dict[str, Any]:
@@ -138,7 +141,7 @@ async def edited_job(request: Request, job_id: JobId) -> Response:
 
 
 def _edited(job_id: JobId) -> FormPage:
-    fields = (FormField("payload", help="A JSON object.", hint="as it is", is_json=True), _PRIORITY, _RUN_AT, _DELAY)
+    fields = (FormField("payload", help=_AS_IT_IS, is_json=True), _PRIORITY, _RUN_AT, _DELAY)
     note = "What is changed here is changed if the job still waits."
     return FormPage(f"Edit job {job_id}", f"/jobs/{job_id}/edit", f"/jobs/{job_id}", "Save", fields, note)
 
@@ -186,7 +189,7 @@ async def edited_schedule(request: Request, *, name: Annotated[str, Query(max_le
         if found is None or not access.allows("operate", found.queue):
             raise Problem("not-found", f"there is no schedule {name!r}")
         values = {"name": name} | _texts(found)
-        values["payload"] = pretty(found.payload_text) if access.allows("payload", found.queue) else ""
+        values["payload"] = _shown(found.payload_text) if access.allows("payload", found.queue) else ""
         return {"form": _schedule(is_new=False).filled(values)}
 
     return await shown(request, "form.html", read)
@@ -200,7 +203,7 @@ def _schedule(*, is_new: bool = True) -> FormPage:
         FormField("cron", help="Five fields, or six with seconds first; or every_s.", hint="30 7 * * 1-5"),
         FormField("every_s", help="Seconds between its jobs, counted from 1970 in UTC."),
         FormField("timezone", "UTC", "Of cron: a name as Europe/Berlin."),
-        FormField("payload", "{}" if is_new else "", "A JSON object.", hint="as it is", is_json=True),
+        FormField("payload", "{}" if is_new else "", "A JSON object." if is_new else _AS_IT_IS, is_json=True),
         FormField("missed", "skip", "What becomes of those that were due while no worker ran.", choices=_MISSED),
         FormField("missed_grace_s", help="With skip: how late one may still run, in seconds.", hint="60"),
         FormField("wait_for_retries", "no", "Whether the next one waits while one is retried.", choices=("no", "yes")),
@@ -258,6 +261,11 @@ def _texts(schedule: NewSchedule) -> dict[str, str]:
     return {
         key: words[value] if value is None or isinstance(value, bool) else str(value) for key, value in found.items()
     }
+
+
+def _shown(payload: str) -> str:
+    """A payload as a form has it; "" for a large one, which no form could send back: it stays as it is."""
+    return pretty(payload) if len(payload) <= SHOWN_CHARS else ""
 
 
 def _of(page: FormPage) -> Any:
