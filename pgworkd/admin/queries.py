@@ -75,9 +75,9 @@ class JobRow(NamedTuple):
     attempts: int
     failures: int
     max_attempts: int | None
-    error: str | None
     failed_at: datetime | None
     """When its last attempt failed: of a dead job, when it died."""
+    error: str | None
 
 
 class RowHolder(NamedTuple):

@@ -61,12 +61,8 @@ class FormPage(NamedTuple):
     @property
     def changed(self) -> dict[str, str]:
         """The fields that differ from what they were, those that are empty now among them."""
-        found = {each.name: each.value.strip() for each in self.fields if _lines(each.value) != _lines(each.was or "")}
-        return {name: value for name, value in found.items() if name not in self._fixed}
-
-    @property
-    def _fixed(self) -> set[str]:
-        return {each.name for each in self.fields if each.is_fixed}
+        found = [each for each in self.fields if _lines(each.value) != _lines(each.was or "")]
+        return {each.name: each.value.strip() for each in found if not each.is_fixed}
 
 
 async def answered(request: Request, page: FormPage, act: Callable[[], Awaitable[Response]]) -> Response:

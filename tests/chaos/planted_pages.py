@@ -279,8 +279,8 @@ BUGS = (
     python(
         "a form sets what nobody has changed",
         "dashboard/forms",
-        'if _lines(each.value) != _lines(each.was or "")}',
-        "if each.value or each.was}",
+        'if _lines(each.value) != _lines(each.was or "")]',
+        "if each.value or each.was]",
         tests=_FORMS,
     ),
     python(
