@@ -211,6 +211,7 @@ BUGS = (
         "if not others] or list(left)",
         "if len(others) < 2] or list(left)",
         tests=_GRAPH,
+    ),
     script(
         "an open page says nothing of a database that has gone",
         "      stale(message.data);",

@@ -75,6 +75,24 @@ async def test_dead_jobs_are_selected_and_retried_by_keys_alone(dsn: str, db: Db
             await expect(page.locator("h1")).to_contain_text(str(newest_first[2]))
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_queue_with_the_name_of_a_step_is_opened_and_followed(
+    dsn: str, db: Db, browser: Browser, name: str
+) -> None:
+    await v.one(db, name)
+    with dashboard(dsn) as address:
+        async with looking(browser, address) as seen:
+            page = await seen.open("/queues")
+            await page.get_by_role("link", name=name, exact=True).click()
+            await expect(page.locator("h1")).to_have_text(name)
+            await page.get_by_label("Pause for").select_option("1 h")
+            await page.get_by_role("button", name="Pause", exact=True).click()
+            await expect(page.get_by_role("status")).to_have_text(f"queue {name} is paused")
+            await v.one(db, name)
+            await expect(page.locator("td.num").first).to_have_text("2")
+    assert await db.fetchval("SELECT name FROM pgworkd.queues WHERE paused_until > now()") == name
+
+
 @needs_packages
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, theme: str) -> None:
