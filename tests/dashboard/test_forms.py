@@ -62,15 +62,15 @@ async def test_settings_that_are_wrong_are_named_at_their_fields_and_none_is_cha
         said = await sent(client, "/queues/q/settings", max_running="0", rate="9", keep_s="5")
         assert "rate '9' has no period" in said
         assert "max_running '0': give a whole number" in said
-        assert await sent(client, "/queues/q/settings", rate_burst="3") != ""
+        assert "rate_burst needs a rate" in await sent(client, "/queues/q/settings", rate_burst="3")
         assert "no such endpoint" in await sent(client, "/queues/q/settings", endpoint="none")
         assert await db.fetchval("SELECT count(*) FROM pgworkd.queues WHERE keep_s IS NOT NULL") == 0
-        first = await filled_in(client, "/queues/q/settings")
         assert "1 setting" in await sent(client, "/queues/q/settings", max_running="9")
+        first = await filled_in(client, "/queues/q/settings")
+        assert "1 setting" in await sent(client, "/queues/q/settings", max_running="11")
         await client.post("/queues/q/settings", data={**first, "keep_s": "60"})
-    assert tuple(await db.fetchrow("SELECT max_running, keep_s FROM pgworkd.queues")) == (9, 60), (
-        "only what was changed"
-    )
+    row = await db.fetchrow("SELECT max_running, keep_s FROM pgworkd.queues")
+    assert tuple(row) == (11, 60), "only what was changed"
 
 
 @pytest.mark.parametrize("scopes", [{"read": None, "operate": ["q"]}, {"read": None, "enqueue": ["q"]}])
