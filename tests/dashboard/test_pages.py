@@ -68,6 +68,7 @@ async def test_a_token_for_some_queues_shows_those(dsn: str, db: Db) -> None:
     ("query", "status", "says"),
     [
         ("queue=&status=&kind=&key=&batch=&group=&since=&until=", 200, "No job here matches"),
+        ("key=customer", 200, "key match whole names only"),
         ("status=nonsense", 422, "status"),
         ("batch=nonsense", 422, "batch"),
         ("since=yesterday", 422, "since"),
@@ -154,6 +155,8 @@ async def test_thousands_of_queues_are_a_page_that_can_be_searched(dsn: str, db:
         assert "queue-late" in first, "it has waited longest"
         found = await client.get("/queues?search=e-37")
         assert found.text.count("#pause") == 100
+        acts = {path.rpartition("/")[2] for method, path, _ in Forms(found.text).found if method == "post"}
+        assert "pause" not in acts, "a list pauses nothing for ever without asking"
 
 
 @pytest.mark.parametrize("name", ["eu/mail", "a\nb", "50% off?&x=1#y", "\ue000s"])
