@@ -14,7 +14,7 @@ from uuid import UUID
 from pgworkd.admin import explained, refusals
 from pgworkd.admin import queries as sql
 from pgworkd.admin.listing import Listed, Page, page
-from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs
+from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs, RowHolder
 from pgworkd.admin.refusals import Refused
 from pgworkd.client import sent
 from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
@@ -147,6 +147,11 @@ class JobOperations:
         """The queue of each of these jobs (at most ROWS_MAX) that exists."""
         validation.bounded(len(ids))
         return {each[0]: each[1] for each in await self._connection.fetch(sql.QUEUES_OF, ids)}
+
+    async def holders(self, ids: Sequence[UUID]) -> list[RowHolder]:
+        """Which session has locked the rows of these jobs (at most ROWS_MAX); none of a row that several have."""
+        validation.bounded(len(ids))
+        return [RowHolder(*each) for each in await self._connection.fetch(sql.HOLDERS, ids)]
 
     async def statuses(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         """The status of each of these jobs (at most ROWS_MAX) that exists."""

@@ -20,8 +20,9 @@ WALK_ROWS, WALK_ALL_ROWS = 20_000, 2_000
 # Each walks its table by id, downwards, and also returns one row without an id: how many rows it has seen, and where it
 # stopped. Payloads are not read.
 _WALK = """WITH walked AS MATERIALIZED (
-        SELECT id, queue, kind, {status} AS status, priority, run_at, created_at, {finished_at} AS finished_at,
-            attempts, failures, max_attempts, error, dedupe_key, serialize_key, limit_key, batch_id
+        SELECT id, queue, kind, {status} AS status, priority, run_at, created_at, failed_at,
+            {finished_at} AS finished_at, attempts, failures, max_attempts, error,
+            dedupe_key, serialize_key, limit_key, batch_id
         FROM {table} WHERE $1::uuid IS NULL OR id < $1 ORDER BY id DESC LIMIT $9),
     found AS ({found}
         WHERE {which}

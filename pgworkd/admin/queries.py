@@ -75,7 +75,17 @@ class JobRow(NamedTuple):
     attempts: int
     failures: int
     max_attempts: int | None
+    failed_at: datetime | None
+    """When its last attempt failed: of a dead job, when it died."""
     error: str | None
+
+
+class RowHolder(NamedTuple):
+    """The session `pid` has the row of this job locked; `who`: its name, user, state, and for how long."""
+
+    job_id: UUID
+    pid: int
+    who: str
 
 
 class Jobs(NamedTuple):
@@ -292,6 +302,11 @@ STATS = """SELECT count(*) FILTER (WHERE status IN ('pending', 'failed') AND run
     FROM pgworkd.jobs WHERE $1::text IS NULL OR queue = $1"""
 DEPTH = "SELECT pgworkd.depth($1, $2)"
 STATUSES = "SELECT id, status FROM pgworkd.jobs_of($1)"
+HOLDERS = """SELECT j.id, l.pid, concat_ws(', ', nullif(a.application_name, ''), a.usename, a.state,
+        'in a transaction for ' || extract(epoch FROM clock_timestamp() - a.xact_start)::int || ' s')
+    FROM pgworkd.jobs j JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = j.xmax AND l.granted
+    LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE j.id = ANY ($1::uuid[]) AND l.pid <> pg_backend_pid() ORDER BY j.id"""
 QUEUES_OF = "SELECT id, queue FROM pgworkd.jobs_of($1)"
 MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,

@@ -28,6 +28,9 @@ _PUT = """INSERT INTO pgworkd.schedules AS s
     RETURNING xmax = 0"""
 
 
+_GET = """SELECT queue::text, kind::text, payload::text, cron, every_s, timezone, missed, missed_grace_s::float8,
+        priority, max_attempts::int, timeout_s::float8, enabled, waits_for_retries
+    FROM pgworkd.schedules WHERE name = $1"""
 _ENABLE_ALL = """SELECT count(*) FILTER (WHERE pgworkd.enable_schedule(o.name, $1))
     FROM (SELECT s.name FROM pgworkd.schedules s ORDER BY s.name) o"""
 
@@ -58,6 +61,15 @@ class ScheduleOperations:
     async def find(self) -> list[ListedSchedule]:
         """Every schedule, by name."""
         return [read(ListedSchedule, each) for each in await self._connection.fetch(SCHEDULES)]
+
+    async def get(self, name: str) -> NewSchedule | None:
+        """A schedule as `put` takes it; None: there is none of that name."""
+        rows = await self._connection.fetch(_GET, validation.text(name, "name", 200))
+        if not rows:
+            return None
+        queue, kind, payload, *rule, priority, max_attempts, timeout_s, enabled, waits = rows[0]
+        options = (kind, payload, priority, max_attempts, timeout_s, enabled, waits)
+        return NewSchedule(queue, Recurrence(*rule), *options)
 
     async def put(self, name: str, schedule: NewSchedule) -> bool | None:
         """Inserts a schedule, or replaces the one of that name; whether it is new, None: code declares it.

@@ -2,6 +2,7 @@
 
 app      Dashboard: what all pages share              callers  who looks: token, one-time address, header of a proxy
 route    how a page is answered, and an act           reads    questions of a page, which only read
-render   templates, and what a browser may load       pages    one module for each subject
+render   templates, and what a browser may load       forms    forms on pages of their own
+names    names in the addresses of pages              pages    one module for each subject
 draw     charts, timelines and graphs, as shapes
 """

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import unquote, urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from pgworkd.core.access import Access
+from pgworkd.dashboard.names import part
 from pgworkd.gateway.api.request.access import access_of
 from pgworkd.gateway.api.request.names import as_sent
 
@@ -59,8 +60,8 @@ class StaticFile(NamedTuple):
 def file(name: str) -> StaticFile | None:
     """A file below static/; None if there is none of that name."""
     place = resources.files("pgworkd.dashboard") / "static"
-    for part in name.split("/"):
-        found = [each for each in place.iterdir() if each.name == part] if place.is_dir() else []
+    for step in name.split("/"):
+        found = [each for each in place.iterdir() if each.name == step] if place.is_dir() else []
         if not found:
             return None
         place = found[0]
@@ -123,8 +124,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": moment, "span": span, "bytes": in_bytes, "pretty": pretty}
-    environment.filters["part"] = lambda name: quote(name, safe="")
+    environment.filters |= {"moment": moment, "span": span, "bytes": in_bytes, "pretty": pretty, "part": part}
     environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
@@ -157,6 +157,8 @@ def _context(request: Request, access: Access | None, more: dict[str, Any]) -> d
         "said": "",
         "signs_in": False,
         "failures": [],
+        "faults": {},
+        "others": [],
         "updated": datetime.now(UTC),
     } | more
 

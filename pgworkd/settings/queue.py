@@ -177,6 +177,11 @@ class EffectiveSetting(NamedTuple):
     code: Sequence[int] = ()
     """The values that the running daemons would use without the row, for the concurrency."""
 
+    @property
+    def own(self) -> str:
+        """The value of the row as text, as `columns_of` takes it; "" if it comes from elsewhere."""
+        return _shown(self.value) if self.source == "row" else ""
+
     def __str__(self) -> str:
         """Returns the setting as text: `10 (row; default from code: 4)`."""
         if self.value is None and self.name in _BY_CODE:  # each handler may have its own, so no one value is in effect

@@ -22,6 +22,7 @@ from tests.chaos.planted_claims import BUGS as CLAIMS
 from tests.chaos.planted_dba import BUGS as DBA
 from tests.chaos.planted_doors import BUGS as DOORS
 from tests.chaos.planted_fleet import BUGS as FLEET
+from tests.chaos.planted_forms import BUGS as FORMS
 from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_handlers import BUGS as HANDLERS
 from tests.chaos.planted_locks import BUGS as LOCKS
@@ -66,6 +67,7 @@ BUGS = (
     *GATEWAY,
     *CALLERS,
     *PAGES,
+    *FORMS,
     *DOORS,
     *OPTIONS,
     *PROCESS,

@@ -8,6 +8,7 @@ _PAGES, _ACTS, _SIGN_IN = (f"tests/dashboard/test_{name}.py" for name in ("pages
 _CHARTS, _LIFE, _GRAPH = (f"tests/dashboard/test_{name}.py" for name in ("charts", "life", "graph"))
 _SYSTEM, _KEYS = (f"tests/dashboard/test_{name}.py" for name in ("system", "keys"))
 
+
 BUGS = (
     python(
         "pages show names as they are",

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
 
 from pgworkd.dashboard.pages import ROUTERS
 from tests.kits import batches as b
+from tests.kits import remote
 from tests.kits import verbs as v
 from tests.kits.gateway import ALL, Scopes
 from tests.kits.pages import Forms, viewing
 from tests.kits.verbs import Db
 
-ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable")}
+ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable", "remove")}
+ACTS |= {"/jobs/{operation}": ("cancel", "undepend"), "/workers/{worker_id}/{act}": ("quiet", "stop", "run")}
 ACTS |= {"/system/tokens": ("",), "/system/tokens/{token_id}/revoke": ("",)}
 ACTS |= {"/push/{name}/{act}": ("disable", "enable"), "/batches/{batch_id}/{act}": ("seal", "cancel", "delete")}
 
 
-def _acts(batch_id: uuid.UUID) -> list[tuple[str, str]]:
+FILLED = {"back": "/", "name": "s", "queue": "q", "every_s": "60", "payload": "{}", "priority": "3", "max_running": "1"}
+"""What any of the forms takes."""
+
+
+def _acts(**ids: object) -> list[tuple[str, str]]:
     """Each act, with a path that it is for."""
-    values = {
-        "queue": "q",
-        "operation": "cancel",
-        "group": "1",
-        "name": "s",
-        "batch_id": str(batch_id),
-        "token_id": "nastynasty",
-    }
+    values = {"queue": "q", "group": "1", "name": "s", "token_id": "nastynasty", **ids}
     routes: list[Any] = [route for router in ROUTERS for route in router.routes]
     paths = [each.path for each in routes if "POST" in each.methods and not each.path.startswith(("/sign", "/theme"))]
-    return [(path, path.format(**values, act=act)) for path in paths for act in ACTS.get(path, ("",))]
+    found = [(path, act) for path in paths for act in ACTS.get(path, ("cancel",))]
+    return [(path, path.format(**values, act=act, operation=act)) for path, act in found]
 
 
 WHOLE = """SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgworkd.jobs j),
@@ -39,6 +38,7 @@ WHOLE = """SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgwor
     (SELECT md5(string_agg(s::text, ' ')) FROM pgworkd.schedules s),
     (SELECT md5(string_agg(b::text, ' ')) FROM pgworkd.batches b),
     (SELECT md5(string_agg(e::text, ' ')) FROM pgworkd.endpoints e),
+    (SELECT md5(string_agg(w::text, ' ')) FROM pgworkd.workers w),
     (SELECT count(*) FROM pgworkd.tokens WHERE revoked_at IS NULL AND name <> 'tester'),
     (SELECT count(*) FROM pgworkd.audit WHERE what <> 'token')"""
 
@@ -48,12 +48,14 @@ async def test_who_may_only_look_changes_nothing(dsn: str, db: Db, scopes: Scope
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
     job_id = await v.one(db)
     await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('s', 'https://x.test/', true)")
-    acts = _acts(await b.batch(db))
+    worker_id = await remote.registered(db, lease_s=3600)
+    acts = _acts(batch_id=await b.batch(db), job_id=job_id, worker_id=worker_id)
     before = await db.fetchrow(WHOLE)
-    assert len(acts) >= 12
+    assert len(acts) >= 23
     async with viewing(dsn, scopes) as client:
-        for template, path in acts:
-            answer = await client.post(path, data={"id": str(job_id), "back": "/"})
+        for template, path in [*acts, ("of one that is there", "/schedules/edit")]:
+            was = {"was.name": "s"} if template.startswith("of") else {}
+            answer = await client.post(path, data={"id": str(job_id), **FILLED, **was})
             assert answer.status_code in (403, 404), (template, answer.status_code, answer.headers)
             assert answer.headers["content-type"].startswith("text/html")
         page = await client.get("/queues")

@@ -77,39 +77,22 @@ async def test_dead_jobs_are_selected_and_retried_by_keys_alone(dsn: str, db: Db
             await expect(page.locator("h1")).to_contain_text(str(newest_first[2]))
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-async def test_every_act_works_with_and_without_javascript(
-    dsn: str, db: Db, browser: Browser, *, scripts: bool
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_queue_with_the_name_of_a_step_is_opened_and_followed(
+    dsn: str, db: Db, browser: Browser, name: str
 ) -> None:
-    ids = await v.insert(db, 4)
-    await died(db, *ids[:3])
-    await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
+    await v.one(db, name)
     with dashboard(dsn) as address:
-        async with looking(browser, address, java_script_enabled=scripts) as seen:
-            seen.page.on("dialog", lambda asked: asked.accept())
-            page = await seen.open(f"/jobs/{ids[0]}")
-            await page.get_by_role("button", name="Retry", exact=True).click()
-            await expect(page.get_by_role("status")).to_have_text("1 job retried")
-            await page.get_by_role("button", name="Cancel", exact=True).click()
-            await expect(page.get_by_role("status")).to_have_text("1 job cancelled")
-            await page.goto(f"{address}/jobs?status=dead")
-            await page.locator(f"#row-{ids[1]} input").check()
-            await page.get_by_role("button", name="Discard", exact=True).click()
-            await expect(page.get_by_role("status")).to_have_text("1 job discarded")
-            await page.goto(f"{address}/queues/q")
+        async with looking(browser, address) as seen:
+            page = await seen.open("/queues")
+            await page.get_by_role("link", name=name, exact=True).click()
+            await expect(page.locator("h1")).to_have_text(name)
             await page.get_by_label("Pause for").select_option("1 h")
-            await page.locator("form.line button").click()
-            await expect(page.get_by_role("status")).to_have_text("queue q is paused")
-            assert await db.fetchval("SELECT paused_until - now() > interval '3500 s' FROM pgworkd.queues")
-            await page.get_by_role("button", name="Resume").click()
-            await expect(page.get_by_role("status")).to_have_text("queue q is resumed")
-            await page.goto(f"{address}/schedules")
-            await page.get_by_role("button", name="Disable").click()
-            await expect(page.get_by_role("status")).to_have_text("s is disabled")
-            assert not await db.fetchval("SELECT enabled FROM pgworkd.schedules")
-            await page.get_by_role("button", name="Colours").click()
-            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-    assert [row[0] for row in await db.fetch("SELECT id FROM pgworkd.jobs WHERE id = ANY ($1)", ids[:2])] == []
+            await page.get_by_role("button", name="Pause", exact=True).click()
+            await expect(page.get_by_role("status")).to_have_text(f"queue {name} is paused")
+            await v.one(db, name)
+            await expect(page.locator("td.num").first).to_have_text("2")
+    assert await db.fetchval("SELECT name FROM pgworkd.queues WHERE paused_until > now()") == name
 
 
 @needs_packages
@@ -118,6 +101,7 @@ async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, th
     jobs = await filled(db)
     batch_id = await db.fetchval("SELECT id FROM pgworkd.batches")
     await died(db, *await v.insert(db, 3))
+    forms = ["/queues/q/settings", "/queues/q/enqueue", f"/jobs/{jobs['pending']}/edit", "/schedules/edit"]
     axe = ((MODULES or CLIENTS) / "axe-core/axe.min.js").read_text()
     with dashboard(dsn) as address:
         for width in (360, 768, 1440):
@@ -128,7 +112,7 @@ async def test_pages_are_read_by_everyone(dsn: str, db: Db, browser: Browser, th
                     KEY,
                     *(f"/jobs/{jobs[state]}" for state in ("dead", "pending")),
                 ]
-                for path in [*PAGES, *shown, "/sign-in"]:
+                for path in [*PAGES, *shown, *forms, "/sign-in"]:
                     page = await seen.open(path)
                     await page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
                     await page.evaluate(axe)

@@ -68,6 +68,7 @@ async def test_a_token_for_some_queues_shows_those(dsn: str, db: Db) -> None:
     ("query", "status", "says"),
     [
         ("queue=&status=&kind=&key=&batch=&group=&since=&until=", 200, "No job here matches"),
+        ("key=customer", 200, "key match whole names only"),
         ("status=nonsense", 422, "status"),
         ("batch=nonsense", 422, "batch"),
         ("since=yesterday", 422, "since"),
@@ -109,6 +110,7 @@ async def test_a_one_time_address_is_worth_one_session(dsn: str) -> None:
     transport = httpx.ASGITransport(app=app)
     async with app.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         old, secret = app.dashboard.callers.once(), app.dashboard.callers.once()
+        assert (await client.head(f"/sign-in?once={secret}")).status_code == 200, "who only looks uses nothing up"
         for wrong in (old, "x"):
             assert "has been used, or is too old" in (await client.get(f"/sign-in?once={wrong}")).text
         assert (await client.get(f"/sign-in?once={secret}")).status_code == 303
@@ -152,7 +154,9 @@ async def test_thousands_of_queues_are_a_page_that_can_be_searched(dsn: str, db:
         first, _, _ = (await client.get("/")).text.partition("queue-1000")
         assert "queue-late" in first, "it has waited longest"
         found = await client.get("/queues?search=e-37")
-        assert found.text.count("/pause") == 100
+        assert found.text.count("#pause") == 100
+        acts = {path.rpartition("/")[2] for method, path, _ in Forms(found.text).found if method == "post"}
+        assert "pause" not in acts, "a list pauses nothing for ever without asking"
 
 
 @pytest.mark.parametrize("name", ["eu/mail", "a\nb", "50% off?&x=1#y", "\ue000s"])
@@ -192,3 +196,36 @@ async def test_the_audit_has_older_pages(dsn: str, db: Db) -> None:
         rest = (await client.get(f"/audit?before={older}")).text
         assert ("q150<" in page, "q51<" in page, "q50<" in page) == (True, True, False)
         assert ("q50<" in rest, "q1<" in rest, "Older" in rest) == (True, True, False)
+
+
+async def test_a_page_without_the_schema_says_what_makes_it(dsn: str, db: Db) -> None:
+    async with viewing(dsn) as client:
+        assert (await client.get("/queues")).status_code == 200
+        await db.execute("DROP SCHEMA pgworkd CASCADE")
+        page = await client.get("/queues")
+        assert (page.status_code, "Run: pgworkd migrate" in page.text) == (503, True)
+
+
+async def test_lists_of_dead_jobs_say_when_they_died(dsn: str, db: Db) -> None:
+    job_id = await v.one(db)
+    await v.claim(db, await v.worker(db, 3600))
+    await v.fail(db, [job_id], permanent=True)
+    await db.execute("UPDATE pgworkd.jobs SET failed_at = '2026-03-04 05:06:07Z'")
+    async with viewing(dsn) as client:
+        assert "2026-03-04 05:06:07Z" in (await client.get("/jobs?status=dead")).text
+
+
+async def test_a_job_that_is_locked_says_by_whom(dsn: str, db: Db) -> None:
+    job_id = await v.one(db)
+    options = ConnectionOptions(dsn, command_timeout_s=1.0)
+    async with viewing(dsn, ALL, database=options) as client, db.transaction():
+        await db.execute("UPDATE pgworkd.jobs SET priority = 3")
+        pid = await db.fetchval("SELECT pg_backend_pid()")
+        for path in ("/jobs/cancel", f"/jobs/{job_id}/edit"):
+            answer = await client.post(
+                path, data={"id": str(job_id), "back": "/", "priority": "2", "was.priority": "0"}
+            )
+            assert answer.status_code == 504
+            assert f"pid {pid} (" in unescape(answer.text)
+            assert f"has locked job {job_id}: end that transaction" in answer.text
+    assert await v.statuses(db, [job_id]) == ["pending"]

@@ -79,10 +79,14 @@ def also(caller: Caller, text: str) -> Caller:
 
 @contextlib.contextmanager
 def served(
-    dsn: str, *flags: str, module: Sequence[str] = ("pgworkd.cli", "serve"), **environ: str
+    dsn: str,
+    *flags: str,
+    module: Sequence[str] = ("pgworkd.cli", "serve"),
+    listen: str = "127.0.0.1:0",
+    **environ: str,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`pgworkd serve` on a free port, and its address; stopped gracefully at the end."""
-    command = [sys.executable, "-m", *module, "--listen", "127.0.0.1:0", *flags]
+    command = [sys.executable, "-m", *module, "--listen", listen, *flags]
     env = os.environ | {"PGWORKD_DSN": dsn, "PGWORKD_LOG_FORMAT": "json"} | environ
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -45,6 +45,7 @@ class Forms(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[tuple[str, str, dict[str, str]]] = []
+        self._select = self._textarea = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -53,6 +54,21 @@ class Forms(HTMLParser):
             self.found.append((given.get("method", "get"), given.get("action", ""), {}))
         elif tag == "input" and self.found and "name" in given:
             self.found[-1][2][given["name"]] = given.get("value", "")
+        elif tag == "select" and self.found:
+            self._select = given.get("name", "")
+        elif tag == "option" and self._select and (self._select not in self.found[-1][2] or "selected" in given):
+            self.found[-1][2][self._select] = given.get("value", "")
+        elif tag == "textarea" and self.found:
+            self._textarea = given.get("name", "")
+            self.found[-1][2][self._textarea] = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._textarea:
+            self.found[-1][2][self._textarea] += data.removeprefix("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._select = "" if tag == "select" else self._select
+        self._textarea = "" if tag == "textarea" else self._textarea
 
 
 async def filled(db: Db) -> dict[str, uuid.UUID]:

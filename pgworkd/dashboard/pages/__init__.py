@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from pgworkd.dashboard.pages import batches, dead, files, fleet, jobs, keys, overview, push, queues, sign_in, system
+from pgworkd.dashboard.pages import (
+    batches,
+    dead,
+    files,
+    fleet,
+    forms,
+    jobs,
+    keys,
+    overview,
+    push,
+    queues,
+    sign_in,
+    system,
+)
 
-_MODULES = (files, sign_in, overview, queues, jobs, dead, batches, fleet, push, keys, system)
+_MODULES = (files, sign_in, overview, queues, jobs, forms, dead, batches, fleet, push, keys, system)
 ROUTERS = tuple(module.router for module in _MODULES)
 """The routers of all pages."""

@@ -7,13 +7,16 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
+from pgworkd.dashboard.names import PageName
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
+from pgworkd.gateway.api.models.workers import AskIn
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.routes.fleet import shown_entries
-from pgworkd.gateway.api.routes.visible import PathName, needed_any
+from pgworkd.gateway.api.routes.visible import needed_any
+from pgworkd.gateway.api.routes.workers import WorkerPath, ask
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ENTRIES = 100
@@ -30,6 +33,15 @@ async def workers(request: Request) -> Response:
     return await shown(request, "workers.html", read)
 
 
+@router.post("/workers/{worker_id}/{act}")
+async def ask_worker(request: Request, worker_id: WorkerPath, act: Literal["quiet", "stop", "run"]) -> Response:
+    """Asks a remote worker to claim nothing more, to end, or to go on."""
+    form = await form_of(request)
+    await ask(request, worker_id, AskIn(state=None if act == "run" else act))
+    said = {"quiet": "claims nothing more", "stop": "ends", "run": "goes on"}[act]
+    return back(request, form.one("back", "/workers"), f"worker {worker_id} {said} from its next beat on")
+
+
 @router.get("/schedules")
 async def schedules(request: Request) -> Response:
     """The recurring rules."""
@@ -37,14 +49,15 @@ async def schedules(request: Request) -> Response:
 
     async def read(reads: Questions) -> dict[str, Any]:
         found = await reads.of("schedules", lambda admin: admin.schedules.find()) or []
-        return {"schedules": [each for each in found if access_of(request).allows("read", each.queue)]}
+        seen = [each for each in found if access_of(request).allows("read", each.queue)]
+        return {"schedules": seen, "may_make": access_of(request).has("operate")}
 
     return await shown(request, "schedules.html", read)
 
 
 @router.post("/schedules/{name}/{act}")
-async def schedule(request: Request, name: PathName, act: Literal["run", "enable", "disable"]) -> Response:
-    """Runs a schedule now, or lets it make jobs, or none."""
+async def schedule(request: Request, name: PageName, act: Literal["run", "enable", "disable", "remove"]) -> Response:
+    """Runs a schedule now, or lets it make jobs, or none, or deletes it."""
     access = access_of(request)
     needed_any(request, "operate")
     form = await form_of(request)
@@ -57,6 +70,9 @@ async def schedule(request: Request, name: PathName, act: Literal["run", "enable
         elif act == "enable":
             await admin.schedules.enable(name)
             said = f"{name} is enabled"
+        elif act == "remove":
+            await admin.schedules.remove(name)
+            said = f"{name} is removed"
         else:
             await admin.schedules.disable(name)
             said = f"{name} is disabled"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -14,13 +15,14 @@ from pgworkd.admin.jobs import JobSelection
 from pgworkd.admin.listing import Listed, Page
 from pgworkd.admin.operations import first_matching, operate
 from pgworkd.admin.refusals import Refused
-from pgworkd.core.job import Status
+from pgworkd.core.job import ENDED, Status
 from pgworkd.core.validation import counted
 from pgworkd.dashboard.draw.attempts import timeline
 from pgworkd.dashboard.draw.states import diagram
 from pgworkd.dashboard.pages.batches import WAITING, connected
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
+from pgworkd.errors import DatabaseBusy
 from pgworkd.gateway.api.models.jobs import Instant
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
@@ -87,24 +89,28 @@ async def job(request: Request, job_id: JobId) -> Response:
         found = await reads.of("the job", question) or {"job": None, "reasons": []}
         audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
         waiting = await reads.of(WAITING, lambda admin: admin.batches.connected(job_id=job_id))
-        return {"job_id": job_id, "audit": audit, **connected(access, waiting), **found}
+        more = {"audit": audit, "ended": ENDED, **connected(access, waiting)}
+        return {"job_id": job_id, **more, **found}
 
     return await shown(request, "job.html", read)
 
 
 @router.post("/jobs/{operation}")
-async def act(request: Request, operation: Literal["retry", "cancel", "discard"]) -> Response:
+async def act(request: Request, operation: Literal["retry", "cancel", "discard", "undepend"]) -> Response:
     """Does something to the jobs that are selected in the form."""
     access = access_of(request)
     needed_any(request, "operate")
     form = await form_of(request)
     if not (ids := _ids(form.all("id"))):
         return back(request, form.one("back", "/jobs"), "nothing was selected")
-    async with gateway_of(request).admin(access.name) as admin:
+    async with naming_holders(request, ids), gateway_of(request).admin(access.name) as admin:
         if not access.allows("operate"):
             queues = await admin.jobs.queues(ids)
             if wrong := [each for each in ids if each not in queues or not access.allows("operate", queues[each])]:
                 raise unknown_job(wrong[0])
+        if operation == "undepend":
+            done = f"dependencies of {counted(len(await admin.jobs.undepend(ids)), 'job')} dropped"
+            return back(request, form.one("back", "/jobs"), done)
         outcomes, refused = await operate(admin.jobs, operation, ids)
     return back(request, form.one("back", "/jobs"), _told(outcomes, refused))
 
@@ -125,10 +131,28 @@ async def act_on_matching(request: Request, operation: Literal["retry", "cancel"
         ids, are_all = await first_matching(admin.jobs, operation, which, SELECTED_MAX)
         if not ids:
             return back(request, form.one("back", "/jobs"), "no job matches to which this applies")
-        outcomes, refused = await operate(admin.jobs, operation, ids)
+        async with naming_holders(request, ids):
+            outcomes, refused = await operate(admin.jobs, operation, ids)
     return back(
         request, form.one("back", "/jobs"), _told(outcomes, refused, "" if are_all else "there are more: again")
     )
+
+
+@contextlib.asynccontextmanager
+async def naming_holders(request: Request, ids: Sequence[UUID]) -> AsyncIterator[None]:
+    """Where jobs of these cannot be changed in time, the problem names the session that has locked them."""
+    try:
+        yield
+    except DatabaseBusy as error:
+        if not (error.locked or error.timed_out):
+            raise
+        async with gateway_of(request).admin() as admin:
+            holders = await admin.jobs.holders(ids)
+        if not holders:
+            raise
+        job_id, pid, who = holders[0]
+        said = f"nothing was done: pid {pid} ({who}) has locked job {job_id}: end that transaction"
+        raise Problem("timeout", f"{said}, or SELECT pg_terminate_backend({pid})") from error
 
 
 def _told(outcomes: Mapping[str, int], refused: Sequence[Refused], more: str = "") -> str:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from pgworkd.dashboard.names import PageName
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
-from pgworkd.gateway.api.routes.visible import PathName
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -30,7 +30,7 @@ async def push(request: Request) -> Response:
 
 
 @router.post("/push/{name}/{act}")
-async def act(request: Request, name: PathName, act: Literal["enable", "disable"]) -> Response:
+async def act(request: Request, name: PageName, act: Literal["enable", "disable"]) -> Response:
     """Sends nothing more to an endpoint, whose queues are paused with it; or goes on."""
     access = need(request, "operate")
     form = await form_of(request)

@@ -9,13 +9,14 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.explained import Explanation
 from pgworkd.core.access import Access
+from pgworkd.dashboard.names import PageName
 from pgworkd.dashboard.pages.history import Span, charts, sparks
 from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
-from pgworkd.gateway.api.routes.visible import PathName, needed_any, reasons_for
+from pgworkd.gateway.api.routes.visible import needed_any, reasons_for
 from pgworkd.settings.queue import effective_settings
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -38,7 +39,7 @@ async def queues(request: Request, *, search: Annotated[str, Query(max_length=20
 
 
 @router.get("/queues/{queue}")
-async def queue(request: Request, queue: PathName, span: Span = "1h") -> Response:
+async def queue(request: Request, queue: PageName, span: Span = "1h") -> Response:
     """One queue: its counts, charts and settings, why its first job waits, what died."""
     access = need(request, "read", queue)
     return await shown(request, "queue.html", lambda reads: _queue(access, reads, queue, span))
@@ -65,7 +66,7 @@ async def _queue(access: Access, reads: Questions, queue: str, span: Span) -> di
 
 
 @router.post("/queues/{queue}/pause")
-async def pause(request: Request, queue: PathName) -> Response:
+async def pause(request: Request, queue: PageName) -> Response:
     """Starts no more jobs of a queue, for a time or until it is resumed."""
     access = need(request, "operate", queue)
     form = await form_of(request)
@@ -78,7 +79,7 @@ async def pause(request: Request, queue: PathName) -> Response:
 
 
 @router.post("/queues/{queue}/resume")
-async def resume(request: Request, queue: PathName) -> Response:
+async def resume(request: Request, queue: PageName) -> Response:
     """Ends the pause of a queue."""
     access = need(request, "operate", queue)
     form = await form_of(request)

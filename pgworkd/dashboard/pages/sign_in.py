@@ -10,6 +10,7 @@ from pgworkd.dashboard import render
 from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.callers import SESSION_COOKIE, TOKEN_COOKIE
 from pgworkd.dashboard.route import OpenPage, back, form_of
+from pgworkd.gateway.api.request.caller import IS_HEAD
 from pgworkd.gateway.api.request.problems import Problem
 
 router = APIRouter(route_class=OpenPage, include_in_schema=False)
@@ -22,6 +23,8 @@ async def sign_in(
     request: Request, *, following: Annotated[str, Query(alias="next")] = "/", once: Annotated[str, Query()] = ""
 ) -> Response:
     """The form for a token; or, by a one-time address, a session."""
+    if IS_HEAD in request.scope:  # of a preview: the address is for who opens it
+        once = ""
     if once and (session := dashboard_of(request).callers.session(once)) is not None:
         answer = back(request, "/")
         render.set_cookie(request, answer, SESSION_COOKIE, session)

@@ -15,14 +15,39 @@
     note.hidden = !why;
     note.textContent = why ? `Not up to date: ${why}` : "";
   };
-  document.addEventListener("htmx:sse:error", (event) => {
-    if (event.detail.status === 401) window.location.reload(); // which leads to the form
-    else stale(event.detail.status ? `the gateway answers ${event.detail.status}` : "the gateway does not answer");
+  // A gateway says something every 15 s at least: one that has kept the connection and is silent is seen here.
+  const SILENT_S = 40;
+  let silence;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = setTimeout(() => stale(`the gateway says nothing for ${SILENT_S} s`), SILENT_S * 1000);
+  };
+  document.addEventListener("htmx:sse:after:connection", heard);
+  const lost = (status) => {
+    if (status === 401) window.location.reload(); // which leads to the form
+    else stale(status ? `the gateway answers ${status}` : "the gateway does not answer");
+  };
+  document.addEventListener("htmx:sse:error", (event) => lost(event.detail.status));
+  // The first connection is tried again here. An answer that is no stream does not belong onto the page.
+  const again = (status) => {
+    lost(status);
+    setTimeout(() => {
+      const main = document.getElementById("main");
+      if (!main._htmx?.sse) htmx.ajax("GET", main.getAttribute("hx-sse:connect"), { source: main });
+    }, 5000);
+  };
+  document.addEventListener("htmx:before:response", (event) => {
+    const answer = event.detail.ctx.response;
+    if (answer.headers.get("content-type")?.startsWith("text/event-stream")) return;
+    event.preventDefault();
+    again(answer.status);
   });
+  document.addEventListener("htmx:error", () => again());
 
   // What somebody reads, types or selects stays where it is; the next news come with what was left out.
   document.addEventListener("htmx:sse:before:message", (event) => {
     const message = event.detail.message;
+    heard();
     if (message.event === "failed") {
       stale(message.data);
     } else if (!message.event) {

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from pgworkd.gateway.api.request.caller import IS_HEAD
 from pgworkd.gateway.api.request.debug import Seen
 from pgworkd.gateway.api.request.failures import answer_to
 from pgworkd.gateway.api.request.names import encoded, marked
@@ -77,7 +78,7 @@ class Bounds:
             self._check(scope)
             scope = {**scope, "path": _path(scope), "pgworkd.request_id": request_id}
             if scope["method"] == "HEAD" and _below(scope, scope["path"]) != "/v1/events":  # which would not end
-                scope["method"] = "GET"  # the server leaves the body out
+                scope |= {"method": "GET", IS_HEAD: True}  # the server leaves the body out
             await self._app(scope, receive, sent)
         except Exception as error:
             if status:  # the answer has begun: the server cuts it off

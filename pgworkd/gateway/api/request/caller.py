@@ -18,6 +18,8 @@ FROM_PROXY = "pgworkd.from_proxy"
 HAS_ARRIVED = "pgworkd.has_arrived"
 """The key that is there if the whole body is: `receive` returns it at once."""
 
+IS_HEAD = "pgworkd.is_head"
+"""The key that is there if only the headers of the answer are wanted: nothing may be used up by that."""
 CALLER = ContextVar("caller", default="")
 """The name of the token by which the request of this task was allowed."""
 

@@ -204,7 +204,7 @@ def of(error: Exception) -> Problem:
         return Problem(slug)
     if slug == "duplicate-key":
         return Problem(slug, _holder(error))
-    return Problem(slug, PROBLEMS[slug].title if isinstance(error, DatabaseUnavailable | SchemaError) else said)
+    return Problem(slug, PROBLEMS[slug].title if isinstance(error, DatabaseUnavailable) else said)
 
 
 def _holder(error: Exception) -> str:
