@@ -246,6 +246,31 @@ async def workers(seen: Seen, db: Db) -> None:
         assert await db.fetchval("SELECT requested FROM pgworkd.workers WHERE id = $1", worker_id) == asked
 
 
+@tells("/keys/free")
+async def keys(seen: Seen, db: Db) -> None:
+    job_id = await v.one(db, dedupe_key="order 7", dedupe_until=v.at(86_400))
+    await v.cancel(db, job_id)
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.kept_keys") == 1
+    page = await seen.open("/keys")
+    await press(page, "Free", "order 7")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.kept_keys") == 0
+
+
+@tells("/system/tokens")
+@tells("/system/tokens/{token_id}/revoke")
+async def tokens(seen: Seen, db: Db) -> None:
+    page = await seen.open("/system")
+    await page.get_by_label("For whom").fill("shop")
+    await page.get_by_role("button", name="Add", exact=True).click()
+    await expect(page.locator("h1")).to_have_text("The token of shop")
+    assert (await page.locator("pre").inner_text()).startswith("pgw_")
+    row = await db.fetchrow("SELECT name, scopes::text, revoked_at FROM pgworkd.tokens")
+    assert tuple(row) == ("shop", '{"read": null}', None)
+    await page.get_by_role("link", name="Back to System").click()
+    await press(page, "Revoke", "revoked")
+    assert await db.fetchval("SELECT revoked_at IS NOT NULL FROM pgworkd.tokens")
+
+
 def test_each_act_has_a_story() -> None:
     told = {act for acts in STORIES.values() for act in acts} | SIGNING
     assert set(_acts()) == told
