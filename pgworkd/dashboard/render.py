@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import Response
 
 from pgworkd.core.access import Access
+from pgworkd.core.validation import counted
 from pgworkd.dashboard.names import part
 from pgworkd.gateway.api.request.access import access_of
 from pgworkd.gateway.api.request.names import as_sent
@@ -125,6 +126,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"moment": moment, "span": span, "bytes": in_bytes, "pretty": pretty, "part": part}
+    environment.globals["counted"] = counted
     environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
