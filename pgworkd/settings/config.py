@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    DirectoryPath,
     Field,
     PrivateAttr,
     SecretStr,
@@ -43,6 +42,7 @@ from pgworkd.settings.file import (
     DATABASE_URL,
     NAME_CHARS_MAX,
     PREFIX,
+    Directory,
     database_url,
     misspelt_environment,
     parse_queues,
@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     http_requests_per_s: float = Field(
         1000, ge=0.1, le=1_000_000, description="Requests per second that one token may make"
     )
-    secrets_dir: DirectoryPath | None = Field(
+    secrets_dir: Directory | None = Field(
         None, description="Directory of the secrets that sign pushed jobs; default: systemd's credentials"
     )
     callback_url: str | None = Field(

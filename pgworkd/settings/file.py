@@ -9,7 +9,10 @@ import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from pgworkd.core.validation import closest
 from pgworkd.errors import UsageError
@@ -23,6 +26,16 @@ FILE_DEFAULT = "pgworkd.toml"
 FILE_BYTES_MAX = 1024 * 1024
 CONCURRENCY_MAX = 10_000
 NAME_CHARS_MAX = 200
+
+
+def _there(path: Path) -> Path:
+    if not os.path.isdir(path):  # noqa: PTH112 - which is False, and no error, for a name that is too long
+        raise PydanticCustomError("path_not_directory", "it is no directory")
+    return path
+
+
+Directory = Annotated[Path, AfterValidator(_there)]
+"""A directory that is there."""
 
 
 class SettingsFile(NamedTuple):

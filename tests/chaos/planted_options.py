@@ -8,6 +8,13 @@ _DEFAULTS = "tests/sql/test_queue_defaults.py"
 
 BUGS = (
     python(
+        "a directory whose name is too long is a traceback",
+        "settings/file",
+        "if not os.path.isdir(path):",
+        "if not path.is_dir():",
+        tests="tests/fuzz/test_config.py",
+    ),
+    python(
         "a secret's variable is a misspelt setting",
         "settings/file",
         " if not each.startswith(SECRET_PREFIX)):",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgworkd.errors import UsageError
@@ -87,6 +87,7 @@ def toml(value: object) -> str:
 
 
 @FUZZ
+@example("secrets_dir", "[" * 300)  # no name of a file is so long
 @given(st.sampled_from(FIELDS), WORDS)
 def test_any_environment_variable_is_accepted_or_rejected_in_one_line(name: str, text: str) -> None:
     value = os.fsdecode(text.replace("\0", "").encode("utf-8", "surrogatepass"))

@@ -298,6 +298,7 @@ WITHIN = {
     "may_stay_open",
     "mend_sequences",
     "payload_key",
+    "rate_left",
     "rule_of",
     "rule_out_days",
     "server_id",
