@@ -119,7 +119,7 @@ async def test_the_rows_of_a_digest_are_objects(dsn: str, db: Db) -> None:
         await Webhook(down.url, unsigned=True, allow_private=True)(digest)
     data = json.loads(down.requests[0].partition(b"\r\n\r\n")[2])["data"]
     assert data["schedules"] == [{"name": "s", "error": "bad"}]
-    assert data["dead"] == {"rows": [], "groups": 0, "dead": 0, "new": 0}
+    assert data["dead"] == {"rows": [], "groups": 0, "dead": 0, "new": 0, "newest": None}
 
 
 async def test_a_chat_gets_text_and_no_signature() -> None:
