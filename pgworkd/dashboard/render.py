@@ -117,6 +117,11 @@ def _exact(text: str) -> float:
     return found
 
 
+def mark(value: object) -> str:
+    """An id for an element: another one for each value."""
+    return "do-" + hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("pgworkd.dashboard"),
@@ -125,7 +130,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"moment": moment, "span": span, "bytes": in_bytes, "pretty": pretty, "part": part}
+    environment.filters |= {
+        "moment": moment,
+        "span": span,
+        "bytes": in_bytes,
+        "pretty": pretty,
+        "part": part,
+        "mark": mark,
+    }
     environment.globals["counted"] = counted
     environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python
 from tests.kits.planting import Planted
 
-_NAMES = ("pages", "acts", "forms", "stale")
-_PAGES, _ACTS, _FORMS, _STALE = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
+_NAMES = ("pages", "acts", "forms", "stale", "browser")
+_PAGES, _ACTS, _FORMS, _STALE, _BROWSER = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
 
 
 def script(name: str, old: str, new: str, test: str) -> Bug:
@@ -15,6 +15,20 @@ def script(name: str, old: str, new: str, test: str) -> Bug:
 
 
 BUGS = (
+    python(
+        "a page that has just been opened goes back to what was before it",
+        "gateway/api/request/live_lists",
+        "            while newer and self._began_s < came_s:",
+        "            while newer and self._rows is None:",
+        tests="tests/http/test_events.py",
+    ),
+    python(
+        "news make another act of a button that is being pressed",
+        "dashboard/render",
+        "repr(value).encode()",
+        "b''",
+        tests=f"{_BROWSER} -k pressed",
+    ),
     script(
         "an open page says nothing of a database that has gone",
         "      stale(message.data);",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from urllib.parse import quote
 import pytest
 from playwright.async_api import Browser, expect
 
+from tests.kits import batches as b
 from tests.kits import verbs as v
 from tests.kits.browser import PAGES, browsing, dashboard, looking, needs_chromium
 from tests.kits.gateway import served
@@ -57,6 +59,26 @@ async def test_an_open_page_follows_the_database_but_not_under_the_hands_of_its_
             third = await v.one(db)
             await expect(page.locator(f"#row-{third}")).to_have_count(1)
             await expect(page.locator(f"#row-{second}")).to_have_count(1)
+
+
+async def test_news_make_no_other_act_of_a_button_that_is_being_pressed(dsn: str, db: Db, browser: Browser) -> None:
+    """A batch finishes meanwhile, so that the page offers Delete where the mouse is down on Cancel: nothing is sent."""
+    root, [job] = await b.sealed(db)
+    with dashboard(dsn) as address:
+        async with looking(browser, address) as seen:
+            page = await seen.open(f"/batches/{root}")
+            sent: list[str] = []
+            page.on("dialog", lambda asked: asked.accept())
+            page.on("request", lambda request: sent.append(request.method))
+            await page.get_by_role("button", name="Cancel").hover()
+            await page.mouse.down()
+            await db.execute("SELECT pgworkd.cancel($1), pgworkd.apply_effects()", [job])
+            await expect(page.get_by_role("button", name="Delete")).to_be_visible()
+            async with asyncio.timeout(30):  # a question that is asked now would hold it up
+                await page.mouse.up()
+                await page.evaluate("new Promise(requestAnimationFrame)")
+            assert "POST" not in sent
+            assert await db.fetchval("SELECT count(*) FROM pgworkd.batches") == 1
 
 
 async def test_dead_jobs_are_selected_and_retried_by_keys_alone(dsn: str, db: Db, browser: Browser) -> None:

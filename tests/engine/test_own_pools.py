@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -112,8 +113,9 @@ async def test_a_plain_job_is_claimed_first_while_one_with_a_key_waits_beside_it
 
     async with serving(handle, dsn, notes, options={"concurrency": 2}):
         async with notes.transaction():
-            await insert(notes, "q", serialize_key="a", priority=-1)
-            await insert(notes, "q")
+            due = datetime.now(UTC) - timedelta(minutes=1)  # a claim that has begun finds both, or none
+            await insert(notes, "q", serialize_key="a", priority=-1, run_at=due)
+            await insert(notes, "q", run_at=due)
         await until(lambda: len(found) == 2)
         assert found == ["running", "running"]
         gate.set()

@@ -216,6 +216,36 @@ async def test_who_comes_while_a_reader_pauses_is_told_at_once(monkeypatch: pyte
         reader.cancel()
 
 
+async def test_who_has_newer_rows_is_not_told_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is opened while others have it open must not go back to what was before it."""
+    monkeypatch.setattr(live_lists, "PERIOD_S", 0.01)
+    rows, allowed = [{"n": 1}], asyncio.Event()
+    allowed.set()
+
+    async def read_it() -> list[dict[str, Any]]:
+        found = [dict(row) for row in rows]
+        await allowed.wait()
+        return found
+
+    one = LiveList(read_it)
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(one.run())
+        first = one.follow(newer=True)
+        async with asyncio.timeout(LIMIT_S):
+            assert await anext(first) == [{"n": 1}]
+            allowed.clear()
+            await until(lambda: one._was_read and one._rows == [{"n": 1}])
+            rows[0]["n"] = 2
+            second = one.follow(newer=True)
+            told = tasks.create_task(anext(second))
+            await asyncio.sleep(0)
+            allowed.set()
+            assert await told == [{"n": 2}]
+        await first.aclose()
+        await second.aclose()
+        reader.cancel()
+
+
 async def test_a_slow_read_is_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_lists, "PERIOD_S", 0.0)
     began: list[float] = []

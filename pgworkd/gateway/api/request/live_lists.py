@@ -31,7 +31,9 @@ class LiveList:
     def __init__(self, read: Callable[[], Awaitable[list[Row]]]) -> None:
         self._read = read
         self._followers = 0
-        self._wanted, self._news = anyio.Event(), anyio.Event()
+        self._wanted, self._news, self._was_read = anyio.Event(), anyio.Event(), anyio.Event()
+        self._began_s = 0.0
+        """When the read of the newest rows began."""
         self._rows: list[Row] | None = None
         """The newest rows; None: not read yet."""
         self._texts: dict[Hashable, str] = {}
@@ -50,7 +52,9 @@ class LiveList:
                 rows, error = None, found
             took_s = anyio.current_time() - began_s
             is_news = (error is None) != (self._error is None) or _plain(rows) != _plain(self._rows)
-            self._rows, self._texts, self._error = rows, {}, error
+            self._rows, self._texts, self._error, self._began_s = rows, {}, error, began_s
+            was_read, self._was_read = self._was_read, anyio.Event()
+            was_read.set()
             if is_news:
                 news, self._news = self._news, anyio.Event()
                 news.set()
@@ -69,14 +73,18 @@ class LiveList:
             self._texts[viewer] = make(rows)
         return self._texts[viewer]
 
-    async def follow(self) -> AsyncGenerator[list[Row] | PgworkdError, None]:
+    async def follow(self, *, newer: bool = False) -> AsyncGenerator[list[Row] | PgworkdError, None]:
         """Yields the rows now, and again whenever they have changed, or after REPEAT_S; or why they cannot be read.
 
-        Who is slow gets the newest only: nothing is kept for anyone.
+        Who is slow gets the newest only: nothing is kept for anyone. `newer`: the first rows are none that were read
+        before this call; the caller knows newer ones.
         """
+        came_s = anyio.current_time()
         self._followers += 1
         self._wanted.set()
         try:
+            while newer and self._began_s < came_s:
+                await self._was_read.wait()
             while True:
                 news = self._news
                 found = self._error or self._rows
@@ -97,11 +105,14 @@ class LiveLists:
     async def follow(
         self, key: Hashable, read: Callable[[], Awaitable[list[Row]]], tasks: TaskGroup
     ) -> AsyncGenerator[list[Row] | PgworkdError, None]:
-        """Yields as `LiveList.follow`; `read`: for the first follower of that key, in a task of `tasks`."""
+        """Yields as `LiveList.follow` what is newer; `read`: for the first follower of that key, in a task of `tasks`.
+
+        A page that is opened just after an act would else go back, for seconds, to what was before it.
+        """
         if (found := self._lists.get(key)) is None:
             found = self._lists[key] = LiveList(read)
             tasks.start_soon(self._run, key, found)
-        async with aclosing(found.follow()) as changes:
+        async with aclosing(found.follow(newer=True)) as changes:
             async for change in changes:
                 yield change
 
