@@ -90,7 +90,7 @@ END $$;
 
 -- === Tables ======================================================================================
 -- Also: tokens, calls (24_...), origin (26_...), rates (40_...), pending effects (48_...), rows
--- that are refused (80_...), statistics (86_...), endpoints, deaths, alerts (87_... to 89_...).
+-- refused rows (80_...), statistics (86_...), endpoints to alerts (87_...), operations (97_...).
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -350,10 +350,8 @@ CREATE TABLE IF NOT EXISTS batches (
                  CONSTRAINT max_failures_must_not_be_negative CHECK (max_failures >= 0),
     depth        smallint NOT NULL DEFAULT 0,     -- of a root: 0
     stream       boolean NOT NULL DEFAULT false,  -- each job completed in the parent adds one here
-    final        boolean NOT NULL DEFAULT false,  -- its results are results of the tree
-    name         name_text NOT NULL,
-    queue        name_text NOT NULL, -- default of its jobs
-    kind         name_text,          -- the same; NULL: the queue's own handler
+    name name_text NOT NULL, final boolean NOT NULL DEFAULT false,  -- its results are the tree's
+    queue name_text NOT NULL, kind name_text,  -- defaults of its jobs
     max_attempts attempts_limit, meta payload_object,  -- of its jobs that say none; passed through
     stream_kind  name_text,          -- streamed jobs get this kind, and add the batch's own jobs
     dedupe_key   key_text,           -- of a root: at most one unfinished tree of name and queue
@@ -395,8 +393,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS batches_finished ON batches (id, finished_at);
 -- an application's open transaction holds no lock that a settle needs. Insert and delete only.
 CREATE TABLE IF NOT EXISTS batch_additions (
     batch_id     uuid NOT NULL,
-    added        bigint NOT NULL DEFAULT 0 CHECK (added >= 0),
-    seals        boolean NOT NULL DEFAULT false
+    added bigint NOT NULL DEFAULT 0 CHECK (added >= 0), seals boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
 CREATE INDEX IF NOT EXISTS batch_additions_batch ON batch_additions (batch_id);
 CREATE INDEX IF NOT EXISTS batch_additions_seals ON batch_additions (batch_id) WHERE seals;
@@ -469,7 +466,8 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   rescue, fail_overdue, expire_jobs,            D   workers, jobs s, roots s
 --     mend_dependencies, mend_batches
 --   apply_effects, unblock, unblock_lines,        D   queues (try), roots s, jobs s
---     free_keys, forget_rates, report_refused
+--     free_keys, forget_rates, report_refused,
+--     advance_operations
 --   prune, ensure_partitions, drop_partition      D   history, 200 ms at most        22023
 --   sample_queues, append_minutes, roll_up        D   statistics s
 --   count_deaths (makes alerts), declare_alerts   D   deaths s, groups of errors; rules
@@ -480,6 +478,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule
 --   mute_errors, ask_worker, adopt                O   group of errors; worker; origin
+--   start_operation, stop_operation               O   -; operation                   22023, 54000
 --   set_endpoint, remove_endpoint                 O   endpoint                       23503, 23514
 --   enable_endpoint                               O   endpoint, queues
 --   disable_endpoint, pause_endpoint, warn_of     D   endpoint (warn_of: s), queues
@@ -644,6 +643,7 @@ FROM workers w LEFT JOIN (SELECT k.worker_id, array_agg(k.queue::text ORDER BY k
 
 \ir pgworkd/sql/95_results.sql
 \ir pgworkd/sql/96_explain.sql
+\ir pgworkd/sql/97_operations.sql
 \ir pgworkd/sql/98_plans.sql
 \ir pgworkd/sql/migrations/0001_prototypes.sql
 \ir pgworkd/sql/99_finish.sql

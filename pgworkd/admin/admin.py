@@ -11,6 +11,7 @@ from uuid import UUID
 from pgworkd.admin import doctor_database
 from pgworkd.admin import doctor_queries as health
 from pgworkd.admin import queries as sql
+from pgworkd.admin.background import BackgroundOperations
 from pgworkd.admin.batches import BatchOperations
 from pgworkd.admin.dead import DeadOperations
 from pgworkd.admin.doctor_database import Doctor, Holder, LockWait, RefusedRows, ServerFacts, Sessions, TableSize
@@ -33,9 +34,9 @@ class Admin:
     """An operator's access to the database, on one connection that is opened at the first call.
 
     `jobs`, `dead`, `queues`, `batches`, `keys`, `schedules`, `tokens` and `endpoints` hold the operations on each of
-    these; the methods here are about the fleet and the database. All of them raise DatabaseUnavailable (unreachable,
-    or too slow), SchemaError (the schema is not installed), UsageError (an invalid argument, a refused login) and
-    DatabaseError (any other error of the server).
+    these, and `background` those on many jobs that daemons do; the methods here are about the fleet and the database.
+    All of them raise DatabaseUnavailable (unreachable, or too slow), SchemaError (the schema is not installed),
+    UsageError (an invalid argument, a refused login) and DatabaseError (any other error of the server).
     """
 
     def __init__(self, database: ConnectionOptions | Connection) -> None:
@@ -49,6 +50,7 @@ class Admin:
         self.schedules = ScheduleOperations(connection)
         self.tokens = TokenOperations(connection)
         self.endpoints = EndpointOperations(connection)
+        self.background = BackgroundOperations(connection)
 
     async def __aenter__(self) -> Self:
         return self

@@ -27,6 +27,7 @@ from pgworkd.cli import (
     job_operations,
     jobs,
     keys,
+    operations,
     queues,
     run,
     schedules,
@@ -204,6 +205,7 @@ app.add_typer(endpoints.group, name="endpoints", rich_help_panel="Fleet")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Fleet")
 app.add_typer(batches.group, name="batches", rich_help_panel="Jobs")
 app.add_typer(keys.group, name="keys", rich_help_panel="Jobs")
+app.add_typer(operations.group, name="operations", rich_help_panel="Jobs")
 app.add_typer(gateway.tokens, name="token", rich_help_panel="Run")
 config_app.command("show")(fleet.config_show)
 app.add_typer(config_app, name="config", rich_help_panel="Run")

@@ -20,10 +20,11 @@ import typer
 from pgworkd.cli.common import ask, confirm, note_unknown
 from pgworkd.cli.output import as_json, note, out
 from pgworkd.core.validation import counted
-from pgworkd.errors import PgworkdError
+from pgworkd.errors import PgworkdError, UsageError
 
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
+    from pgworkd.admin.background import BackgroundOperation
     from pgworkd.admin.jobs import JobSelection
     from pgworkd.admin.refusals import Refused
 
@@ -66,7 +67,7 @@ class _Stop:
 
 def through(dsn: str | None, bulk: Bulk, which: JobSelection, *, limit: int | None, yes: bool, json: bool) -> int:
     """Operates on the jobs that match, the oldest first, at most `limit`; prints the counts; the exit code."""
-    total = _total(dsn, bulk, which, limit, yes=yes)
+    total = _total(dsn, bulk.name, which, limit, yes=yes)
     counts: Counter[str] = Counter()
     left: Counter[tuple[str, str]] = Counter()
     stopped = False
@@ -88,6 +89,35 @@ def through(dsn: str | None, bulk: Bulk, which: JobSelection, *, limit: int | No
     if stopped:
         note(f"stopped after {counted(counts['matched'], 'job')}" + (f" of {total:,}" if total is not None else ""))
     return 1 if stopped or left else 0
+
+
+def start(
+    dsn: str | None,
+    name: str,
+    which: JobSelection,
+    *,
+    limit: int | None,
+    yes: bool,
+    json: bool,
+    call_back: bool = False,
+) -> int:
+    """Starts the operation `name` on the jobs that match in the background, and prints its id; the exit code."""
+    if limit is not None:
+        raise UsageError("--limit is not for --background, which is for all jobs that match")
+    _total(dsn, name, which, None, yes=yes)
+
+    async def question(admin: Admin) -> BackgroundOperation | None:
+        return await admin.background.get(await admin.background.start(name, which, call_back=call_back))
+
+    found = ask(dsn, question)
+    if found is None:
+        raise PgworkdError("the operation has been deleted already")
+    if json:
+        as_json(found._asdict())
+    else:
+        matched = "more than 10,000 jobs" if found.expected is None else counted(found.expected, "job")
+        out(f"operation {found.id} started: {matched} matched; pgworkd operations shows how far it is")
+    return 0
 
 
 async def _each_chunk(
@@ -123,16 +153,16 @@ async def _each_chunk(
     return False
 
 
-def _total(dsn: str | None, bulk: Bulk, which: JobSelection, limit: int | None, *, yes: bool) -> int | None:
+def _total(dsn: str | None, name: str, which: JobSelection, limit: int | None, *, yes: bool) -> int | None:
     """The number of jobs, after a confirmation if there are many; None if there is no terminal to show it on."""
     if not which.narrow and not (sys.stdin is not None and sys.stdin.isatty()):
-        confirm(f"{bulk.name} all{_of(which)}", yes=yes)
+        confirm(f"{name} all{_of(which)}", yes=yes)
     if sys.stderr is None or not sys.stderr.isatty():
         return None
-    total = ask(dsn, lambda admin: admin.jobs.count(bulk.name, which))
+    total = ask(dsn, lambda admin: admin.jobs.count(name, which))
     total = total if limit is None else min(total, limit)
     if total > CONFIRM_ABOVE and not yes and sys.stdin is not None and sys.stdin.isatty():
-        typer.confirm(f"{bulk.name} {total}{_of(which)}?", abort=True, err=True)
+        typer.confirm(f"{name} {total}{_of(which)}?", abort=True, err=True)
     return total
 
 

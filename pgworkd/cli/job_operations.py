@@ -58,6 +58,9 @@ _DEAD_FILTERS: dict[str, Any] = {
 }
 """By the fields of `JobSelection`."""
 _FILTERS = {name: kind for name, kind in _DEAD_FILTERS.items() if name != "group"}
+Background = Annotated[
+    bool, typer.Option("--background", help="Let daemons do it, and return at once: see pgworkd operations.")
+]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of jobs, oldest first.")]
 
 
@@ -81,6 +84,7 @@ def retry(
     ids: Ids = None,
     *,
     limit: Limit = None,
+    background: Background = False,
     call_back: CallBack = False,
     yes: Yes = False,
     json: Json = False,
@@ -92,9 +96,11 @@ def retry(
         if given["status"] not in (None, Status.DEAD):
             raise UsageError(f"--dead and --status {given['status']}: give one of them")
         given["status"] = Status.DEAD
-    which = _which(ids, given, Status.DEAD)
+    which = _which(ids, given, Status.DEAD, background=background)
     if which is None:
         return _ids(dsn, ids, lambda admin, some: _retry_ids(admin, some, call_back=call_back), json=json)
+    if background:
+        return bulk.start(dsn, "retry", which, limit=limit, yes=yes, json=json, call_back=call_back)
 
     async def operation(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
         return await operate(admin.jobs, "retry", some, call_back=call_back)
@@ -108,15 +114,18 @@ def cancel(
     ids: Ids = None,
     *,
     limit: Limit = None,
+    background: Background = False,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
     **given: Any,
 ) -> int:
     """Cancel waiting jobs at once, and ask workers to stop running ones. Dead jobs: use discard."""
-    which = _which(ids, given)
+    which = _which(ids, given, background=background)
     if which is None:
         return _ids(dsn, ids, _cancel_ids, json=json)
+    if background:
+        return bulk.start(dsn, "cancel", which, limit=limit, yes=yes, json=json)
 
     async def operation(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
         return await operate(admin.jobs, "cancel", some)
@@ -130,15 +139,18 @@ def discard(
     ids: Ids = None,
     *,
     limit: Limit = None,
+    background: Background = False,
     yes: Yes = False,
     json: Json = False,
     dsn: Dsn = None,
     **given: Any,
 ) -> int:
     """Move dead jobs to the history, which is deleted after its retention period."""
-    which = _which(ids, given, Status.DEAD)
+    which = _which(ids, given, Status.DEAD, background=background)
     if which is None:
         return _discard_ids(dsn, ids or [], json=json)
+    if background:
+        return bulk.start(dsn, "discard", which, limit=limit, yes=yes, json=json)
 
     async def operation(admin: Admin, some: Sequence[UUID]) -> tuple[Mapping[str, int], list[Refused]]:
         return await operate(admin.jobs, "discard", some)
@@ -214,7 +226,9 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else "-" if value is None else json.dumps(value)
 
 
-def _which(ids: Sequence[UUID] | None, given: dict[str, Any], usual: Status | None = None) -> JobSelection | None:
+def _which(
+    ids: Sequence[UUID] | None, given: dict[str, Any], usual: Status | None = None, *, background: bool
+) -> JobSelection | None:
     """The filter of a command; None: ids are given. `usual`: its status if none is. UsageError for both or neither."""
     from pgworkd.admin.jobs import JobSelection
 
@@ -222,6 +236,8 @@ def _which(ids: Sequence[UUID] | None, given: dict[str, Any], usual: Status | No
     wanted = {"status": None if status is None else status.value, "all_queues": bool(given["all_queues"])}
     which = JobSelection(**given | wanted)
     if ids:
+        if background:
+            raise UsageError("--background is for filters such as --queue: leave it out with ids")
         if which != JobSelection():
             raise UsageError("give either ids or filters such as --queue, not both")
         return None

@@ -29,6 +29,7 @@ NAV = (
     ("queues", "Queues"),
     ("jobs", "Jobs"),
     ("dead", "Dead"),
+    ("operations", "Operations"),
     ("batches", "Batches"),
     ("keys", "Keys"),
     ("schedules", "Schedules"),
@@ -38,7 +39,7 @@ NAV = (
     ("system", "System"),
 )
 """The pages that can be reached from each, by their paths."""
-OF_QUEUES = ("", "queues", "jobs", "keys", "schedules")
+OF_QUEUES = ("", "queues", "jobs", "operations", "keys", "schedules")
 """Pages for who may see some queues only."""
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _HEADERS = {

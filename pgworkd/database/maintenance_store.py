@@ -119,6 +119,14 @@ class MaintenanceStore(ScheduleStore):
         """
         return cast("int | None", await self._maintenance.value("SELECT pgworkd.apply_effects($1)", limit))
 
+    async def advance_operations(self, limit: int = 500) -> float | None:
+        """Does a step of an operation in the background, on at most `limit` jobs.
+
+        Returns the seconds until the next step is due; None if no operation is unfinished.
+        """
+        sql = "SELECT pgworkd.advance_operations($1)"
+        return cast("float | None", await self._maintenance.value(sql, limit))
+
     async def report_refused(self) -> list[Sequence[Any]]:
         """Rows that maintenance passed over as rejected, not yet logged: (what, sqlstate, count, key, error)."""
         return await self._maintenance.fetch("SELECT what, sqlstate, count, key, error FROM pgworkd.report_refused()")

@@ -263,13 +263,14 @@ END $$;
 
 -- Retention: see forget_rows(), and drop_partition() for the rest of the history. Moves jobs dead
 -- for p_keep_dead_days to finished_jobs (at most p_limit, as of all else), and deletes the
--- progress of ended attempts. Finished trees of batches are kept for p_keep_days, and as long as
--- they keep a dedupe_key. Locks rows with SKIP LOCKED.
+-- progress of ended attempts; operations go as the audit does. Finished trees of batches are kept
+-- for p_keep_days, and as long as they keep a dedupe_key. Locks rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_ids uuid[];
+    v_ops bigint[];
 BEGIN
     rows_deleted := 0; dead_moved := 0;
     IF NOT pg_try_advisory_xact_lock(1886873445, 4) THEN
@@ -285,6 +286,12 @@ BEGIN
         LIMIT p_limit FOR UPDATE OF b SKIP LOCKED);
     SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
     FROM in_parts('prune', v_ids::text[], 'forget_batches(uuid[])') AS p (gone);
+    v_ops := ARRAY(
+        SELECT o.id FROM operations o
+        WHERE o.finished_at < clock() - make_interval(days => greatest(p_keep_days, 7))
+          AND NOT is_refused('prune', o.id::text)
+        ORDER BY o.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    PERFORM in_parts('prune', v_ops::text[], 'forget_operations(bigint[])');
     v_ids := ARRAY(
         SELECT o.job_id FROM progress o
         WHERE (SELECT j.attempts FROM jobs j

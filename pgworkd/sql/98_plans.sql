@@ -33,6 +33,7 @@ BEGIN
             ('by_index_once', 'enable_seqscan=off plan_cache_mode=force_generic_plan'),
             ('by_index_no_jit_once', 'enable_seqscan=off jit=off
                 plan_cache_mode=force_generic_plan'),
+            ('by_index_200ms', 'lock_timeout=200ms enable_seqscan=off jit=off'),
             ('walk', 'enable_seqscan=off enable_bitmapscan=off jit=off
                 plan_cache_mode=force_generic_plan'),
             ('walk_replanned', 'enable_seqscan=off enable_bitmapscan=off jit=off
@@ -64,13 +65,14 @@ BEGIN
                 enable_schedule error_group error_message expire expire_these fail_schedule
                 finer_counts
                 first_run_at follow forget_audit forget_batches forget_calls forget_deaths
-                forget_kept forget_progress forget_tokens forget_undated forget_workers free_these
+                forget_kept forget_operations forget_progress forget_tokens forget_undated
+                forget_workers free_these
                 give_back had_time heartbeat hold_queues in_parts is_origin job_added
                 jobs_inserted keep_keys key_allowance key_has_room key_left
                 keyed_behind kinds_elsewhere
                 known_pools live_gateways lock_queues lock_trees_of make_alerts may_stay_open
                 mend_sequences missed_since mute_errors next_alert_s next_priority note_alert
-                note_deaths note_endpoint of_key
+                note_deaths note_endpoint note_operation of_key operation_step
                 overdue_jobs park pause_endpoint percentile places_after presume_dead
                 promote_lines promote_these put_off put_schedule queue_dated queue_rerouted
                 queue_rescoped scope_of
@@ -87,7 +89,8 @@ BEGIN
                 cancel_batch create_batch delete_batch delete_items discard edit enqueue
                 enqueue_once end_once enter_batch expire_jobs free_batch_key free_key free_keys
                 jobs_key_wanted move of_finished_tree register reopened restore_occurrences retry
-                run_schedule schedule_changed schedule_ended seal_batch sign_off stream_created
+                run_schedule schedule_changed schedule_ended seal_batch sign_off start_operation
+                stop_operation stream_created
                 take_back unblock unblock_lines undepend'),
             ('by_index_no_jit', '
                 apply_effects ensure_schedules'),
@@ -111,6 +114,8 @@ BEGIN
                 mend_these report_progress stop_jobs stream wait_less'),
             ('loop_200ms', '
                 forget_rows'),
+            ('by_index_200ms', '
+                advance_operations'),
             ('hash', '
                 settle_completed settle_ended settle_failed settle_released'),
             ('days', '

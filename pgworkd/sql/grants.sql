@@ -106,7 +106,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.clock TO {worker}, {enqueuer}, {reader};
 GRANT SELECT ON pgworkd.schema_version, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
     pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
-    pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts,
+    pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts, pgworkd.operations,
     pgworkd.queue_depths, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats, pgworkd.origin
     TO {worker}, {reader};
@@ -143,7 +143,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.payload_key, pgworkd.item_key,
 -- Working. To lock a row (FOR UPDATE) takes UPDATE. The history and the audit are only added to; forget_rows() and
 -- drop_partition() alone make them shorter, and leave the last days. What waiting jobs wait for, and batches, come by depend() and create_batch().
 GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
-    pgworkd.progress, pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts
+    pgworkd.progress, pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts, pgworkd.operations
     TO {worker};
 GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit, pgworkd.pending_effects TO {worker};
 GRANT INSERT, UPDATE ON pgworkd.origin TO {worker};
@@ -177,6 +177,7 @@ GRANT EXECUTE ON FUNCTION
     pgworkd.lock_trees, pgworkd.lock_trees_of, pgworkd.batch_ended, pgworkd.stream, pgworkd.fold, pgworkd.advance,
     pgworkd.call_back, pgworkd.cancel_below, pgworkd.stop_jobs, pgworkd.reopened, pgworkd.mend_batches,
     pgworkd.is_awaited, pgworkd.pass_on, pgworkd.wait_less, pgworkd.mend_dependencies, pgworkd.notify_waiters, pgworkd.report_progress,
-    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.usual_runs, pgworkd.finer_counts, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.note_alert, pgworkd.due_rules, pgworkd.next_alert_s, pgworkd.make_alerts, pgworkd.told, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths
+    pgworkd.sample_queues, pgworkd.append_minutes, pgworkd.usual_runs, pgworkd.finer_counts, pgworkd.sum_minutes, pgworkd.thin_samples, pgworkd.roll_up, pgworkd.note_deaths, pgworkd.count_deaths, pgworkd.count_these, pgworkd.note_alert, pgworkd.due_rules, pgworkd.next_alert_s, pgworkd.make_alerts, pgworkd.told, pgworkd.declare_alerts, pgworkd.mute_errors, pgworkd.forget_deaths,
+    pgworkd.start_operation, pgworkd.note_operation, pgworkd.stop_operation, pgworkd.operation_step, pgworkd.advance_operations, pgworkd.forget_operations
     TO {worker};
 COMMIT;

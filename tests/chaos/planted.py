@@ -26,6 +26,7 @@ from tests.chaos.planted_forms import BUGS as FORMS
 from tests.chaos.planted_gateway import BUGS as GATEWAY
 from tests.chaos.planted_handlers import BUGS as HANDLERS
 from tests.chaos.planted_locks import BUGS as LOCKS
+from tests.chaos.planted_operations import BUGS as OPERATIONS
 from tests.chaos.planted_options import BUGS as OPTIONS
 from tests.chaos.planted_pages import BUGS as PAGES
 from tests.chaos.planted_process import BUGS as PROCESS
@@ -66,6 +67,7 @@ BUGS = (
     *REMOTE,
     *GATEWAY,
     *CALLERS,
+    *OPERATIONS,
     *PAGES,
     *FORMS,
     *DOORS,

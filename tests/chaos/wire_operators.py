@@ -23,6 +23,28 @@ class RetryMany(Route):
         self.path, self.body = "/v1/jobs/retry", {"queue": self.queue, "status": "dead"}
 
 
+class StartOperation(Route):
+    """An operation in the background, which is not started twice."""
+
+    name = "POST /v1/jobs/{operation}?background=true"
+    sql = "SELECT count(*) = 1 FROM pgworkd.operations WHERE queue = $1"
+
+    async def given(self) -> None:
+        await self.db.execute("DELETE FROM pgworkd.operations")
+        self.path, self.body = "/v1/jobs/retry?background=true", {"queue": self.queue}
+
+
+class StopOperation(Route):
+    """An operation in the background is stopped."""
+
+    name = "POST /v1/operations/{operation_id}/stop"
+    sql = "SELECT finished_at IS NOT NULL FROM pgworkd.operations WHERE queue = $1"
+
+    async def given(self) -> None:
+        number = await self.db.fetchval("SELECT pgworkd.start_operation('retry', $1)", self.queue)
+        self.path, self.body = f"/v1/operations/{number}/stop", {}
+
+
 class SetQueue(Route):
     """A setting."""
 
@@ -209,6 +231,8 @@ class RevokeToken(Route):
 
 ROUTES: list[type[Operation]] = [
     RetryMany,
+    StartOperation,
+    StopOperation,
     SetQueue,
     Pause,
     Resume,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ FILLED = {"back": "/", "name": "s", "queue": "q", "every_s": "60", "payload": "{
 
 def _acts(**ids: object) -> list[tuple[str, str]]:
     """Each act, with a path that it is for."""
-    values = {"queue": "q", "group": "1", "name": "s", "token_id": "nastynasty", **ids}
+    values = {"queue": "q", "group": "1", "name": "s", "token_id": "nastynasty", "operation_id": 1, **ids}
     routes: list[Any] = [route for router in ROUTERS for route in router.routes]
     paths = [each.path for each in routes if "POST" in each.methods and not each.path.startswith(("/sign", "/theme"))]
     found = [(path, act) for path in paths for act in ACTS.get(path, ("cancel",))]
@@ -39,6 +40,7 @@ WHOLE = """SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgwor
     (SELECT md5(string_agg(b::text, ' ')) FROM pgworkd.batches b),
     (SELECT md5(string_agg(e::text, ' ')) FROM pgworkd.endpoints e),
     (SELECT md5(string_agg(w::text, ' ')) FROM pgworkd.workers w),
+    (SELECT md5(string_agg(o::text, ' ')) FROM pgworkd.operations o),
     (SELECT count(*) FROM pgworkd.tokens WHERE revoked_at IS NULL AND name <> 'tester'),
     (SELECT count(*) FROM pgworkd.audit WHERE what <> 'token')"""
 
@@ -48,6 +50,7 @@ async def test_who_may_only_look_changes_nothing(dsn: str, db: Db, scopes: Scope
     await db.execute("INSERT INTO pgworkd.schedules (name, queue, every_s, payload) VALUES ('s', 'q', 60, '{}')")
     job_id = await v.one(db)
     await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ('s', 'https://x.test/', true)")
+    await db.execute("SELECT pgworkd.start_operation('cancel', 'q')")
     worker_id = await remote.registered(db, lease_s=3600)
     acts = _acts(batch_id=await b.batch(db), job_id=job_id, worker_id=worker_id)
     before = await db.fetchrow(WHOLE)
@@ -162,6 +165,27 @@ async def test_a_batch_is_watched_sealed_cancelled_and_deleted(dsn: str, db: Db)
         ]
         assert (await client.get(place)).status_code == 404
     assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE id = ANY ($1)", jobs) == 0
+
+
+async def test_a_group_with_many_and_a_batch_with_dead_jobs_are_retried(dsn: str, db: Db) -> None:
+    root, ids = await b.sealed(db, 2)
+    await v.claim(db, await v.worker(db, 3600))
+    await v.fail(db, ids, permanent=True)
+    async with viewing(dsn, ALL) as client:
+        page = (await client.get(f"/batches/{root}")).text
+        (fields,) = [fields for _, path, fields in Forms(page).found if path == "/jobs/retry/matching"]
+        answer = await client.post("/jobs/retry/matching", data=fields)
+        assert answer.headers["location"] == f"/batches/{root}"
+        assert "2 jobs retried" in (await client.get(answer.headers["location"])).text
+        assert await v.statuses(db, ids) == ["pending"] * 2
+        many = await v.insert(db, 1001, "big", status="dead", attempts=1, failures=1, failed_at=datetime.now(UTC))
+        await db.execute("SELECT pgworkd.note_deaths($1)", many)
+        await db.execute("SELECT pgworkd.count_deaths(2000)")
+        group = await db.fetchval("SELECT id FROM pgworkd.error_groups WHERE queue = 'big'")
+        answer = await client.post(f"/dead/{group}/retry", data={"back": "/dead"})
+        assert answer.headers["location"] == "/operations"
+        assert "operation 1 is started" in (await client.get("/operations")).text
+    assert await db.fetchval("SELECT group_id FROM pgworkd.operations") == group
 
 
 async def test_an_endpoint_is_disabled_and_enabled_and_its_address_is_for_admins(dsn: str, db: Db) -> None:

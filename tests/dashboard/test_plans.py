@@ -14,7 +14,7 @@ from tests.kits.verbs import Db
 
 PAGES = """/ /queues /queues/q1 /jobs /jobs?queue=q1 /jobs?queue=q1&status=failed /jobs?status=dead /jobs?kind=k1
     /jobs?queue=q1&key=key1 /jobs?status=completed /jobs?before={last} /jobs/{job} /dead /dead?queue=q1 /dead?since=24h
-    /batches /schedules /workers /push /audit /audit?queue=q1
+    /batches /operations /schedules /workers /push /audit /audit?queue=q1
     /system /keys /keys?queue=q1&key=line1 /keys?queue=q1&key=key1 /?span=30d /queues/q1?span=30d""".split()
 FILL = """
     SET session_replication_role = replica;

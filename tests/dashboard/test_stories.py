@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -97,6 +98,24 @@ async def matching(seen: Seen, db: Db) -> None:
     page = await seen.open("/jobs?queue=q&status=dead")
     await press(page, "Discard all", "2 jobs discarded")
     assert [row[0] for row in await db.fetch("SELECT id FROM pgworkd.jobs")] == [other]
+
+
+@tells("/operations/{operation_id}/stop")
+async def many(seen: Seen, db: Db) -> None:
+    """More than one call may change: they are retried in the background, which can be stopped."""
+    await v.insert(db, 1500, status="dead", attempts=1, failures=1, failed_at=datetime.now(UTC))
+    page = await seen.open("/jobs?queue=q&status=dead")
+    await press(page, "Retry all", "is started: daemons retry all that match")
+    row = page.locator("tr[id^=operation-]").first
+    await expect(row).to_contain_text("1: retry")
+    assert await db.fetchval("SELECT expected FROM pgworkd.operations") == 1500
+    await db.execute("SELECT pgworkd.advance_operations(500)")
+    page = await seen.open("/operations")
+    await expect(row).to_contain_text("33 %")
+    await press(page, "Stop", "operation 1 is stopped")
+    await expect(row).to_contain_text("stopped by")
+    assert await db.fetchval("SELECT stopped_by IS NOT NULL FROM pgworkd.operations")
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE status = 'pending'") == 500
 
 
 @tells("/jobs/{job_id}/edit")

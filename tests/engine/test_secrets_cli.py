@@ -58,6 +58,7 @@ COMMANDS = {
     "batches cancel": [ID],
     "batches delete": [ID],
     "keys": [],
+    "operations": [],
     "keys free": ["q", "k"],
     "alerts": [],
     "grafana": [],

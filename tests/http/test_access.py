@@ -66,6 +66,7 @@ NEEDS = {
     | {"POST /v1/batches/{batch_id}/cancel", "DELETE /v1/batches/{batch_id}"}
     | {"PATCH /v1/queues/{queue}", "POST /v1/queues/{queue}/pause", "POST /v1/queues/{queue}/resume"}
     | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
+    | {"POST /v1/operations/{operation_id}/stop"}
     | {"POST /v1/endpoints/{name}/disable", "POST /v1/endpoints/{name}/enable"}
     | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"},
     "read": {
@@ -77,6 +78,7 @@ NEEDS = {
     }
     | {"GET /v1/batches"}
     | {"GET /v1/queues/{queue}", "GET /v1/schedules", "GET /v1/schedules/{name}", "GET /v1/schedules/{name}/next"}
+    | {"GET /v1/operations", "GET /v1/operations/{operation_id}"}
     | {"GET /v1/workers", "GET /v1/dead", "GET /v1/audit", "GET /v1/events"},
     "payload": {"GET /v1/jobs/{job_id}/result", "GET /v1/batches/{batch_id}/results"},
     "metrics": {"GET /v1/queues/{queue}/depth", "GET /metrics"},
@@ -100,7 +102,7 @@ def routes() -> Iterator[tuple[str, str]]:
 
 async def tried(call: Caller, method: str, path: str) -> httpx.Response:
     place = path.replace("{queue}", "q").replace("{name}", "s")
-    place = place.replace("{worker_id}", "7").replace("{assignment}", ASSIGNMENT)
+    place = place.replace("{worker_id}", "7").replace("{operation_id}", "7").replace("{assignment}", ASSIGNMENT)
     place = re.sub(r"\{\w+_id\}", ID, place) + QUERIES.get(path, "")
     body = BODIES.get(f"{method} {path}")
     more: dict[str, Any] = {}

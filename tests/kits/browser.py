@@ -70,4 +70,6 @@ def dashboard(dsn: str, *flags: str, **environ: str) -> Iterator[str]:
         yield address
 
 
-PAGES: Sequence[str] = "/ /queues /jobs /dead /batches /schedules /workers /push /audit /keys /system".split()
+PAGES: Sequence[str] = (
+    "/ /queues /jobs /dead /batches /schedules /workers /push /audit /keys /system /operations".split()
+)

@@ -103,5 +103,10 @@ async def filled(db: Db) -> dict[str, uuid.UUID]:
         bytes(32),
         json.dumps({"read": [NASTY]}),
     )
+    await db.execute(
+        """INSERT INTO pgworkd.operations (what, who, queue, kind, key, reason, refused, next_at, expected, finished_at)
+        SELECT 'retry', left($1, 200), $1, $1, $1, $1, 1, 'infinity', 7, f FROM unnest(ARRAY[NULL, now()]) f""",
+        NASTY,
+    )
     await db.execute("INSERT INTO pgworkd.endpoints (name, url, unsigned) VALUES ($1, 'https://x.test/', true)", NASTY)
     return found

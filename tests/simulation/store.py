@@ -139,6 +139,9 @@ class SimulatedStore:
     async def apply_effects(self, limit: int = 1000) -> int:
         return 0
 
+    async def advance_operations(self, limit: int = 500) -> None:
+        """Nobody starts one."""
+
     unblock = ensure_partitions = ensure_today = open_sessions = apply_effects
 
     async def prune(self, keep_days: int, keep_dead_days: int, limit: int = 5000) -> tuple[int, int]:

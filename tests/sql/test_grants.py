@@ -56,13 +56,13 @@ FUNCTIONS = {
         starts stop_jobs stream notify_waiters unblock undepend wait_less wanted wake who
         sample_queues append_minutes sum_minutes thin_samples roll_up note_deaths count_deaths count_these
         note_alert due_rules make_alerts told mute_errors declare_alerts forget_deaths
+        start_operation note_operation stop_operation operation_step advance_operations forget_operations
         days_ruled_out rule_out_days validate_days
         live_gateways had_time standing_worker heartbeats abandon ask_worker claim_for claim_one
         may_run_suspect deadline hand_over fenced extend list_held take_back
-        fail_overdue overdue_jobs retry_delay_s
-        pause_endpoint disable_endpoint enable_endpoint hold_queues note_endpoint warn_of
-        raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims try_to_claim defers deferred
-        check_settled may_stay_open
+        fail_overdue overdue_jobs retry_delay_s pause_endpoint disable_endpoint enable_endpoint hold_queues
+        note_endpoint warn_of raise_kept refuse is_no_rows_fault carefully is_careful is_refused refuse_claims
+        try_to_claim defers deferred check_settled may_stay_open
     """,
     "gateway": "set_endpoint remove_endpoint begin_once end_once delete_items",
     "": NOBODY,
@@ -87,9 +87,8 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("batches", "result_waiters"), SUD),
     **dict.fromkeys(("batch_additions", "job_dependencies"), SD),
     "pending_effects": SID,
-    **dict.fromkeys(
-        ("samples", "queue_samples", "queue_minutes", "deaths", "error_groups", "alert_rules", "alerts"), SIUD
-    ),
+    **dict.fromkeys(("samples", "queue_samples", "queue_minutes", "deaths", "error_groups", "operations"), SIUD),
+    **dict.fromkeys(("alert_rules", "alerts"), SIUD),
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),

@@ -40,6 +40,7 @@ LOOKS: dict[str, list[str]] = {
     "job": ["{dead}", "{running}", "{done}"],
     "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
     "keys": ["", "--queue mail", "--key k"],
+    "operations": [""],
     "migrate": ["--check"],
     "schedules": [""],
     "stats": ["", "--queue mail", "--metric depth --queue urgent", "--metric dead"],

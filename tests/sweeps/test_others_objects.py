@@ -18,7 +18,7 @@ TABLES = """
 """.split()
 STATISTICS = ("alerts", "queue_minutes", "queue_samples", "result_waiters", "samples")
 OTHER = {
-    "alert_rules", "endpoints", "origin",  # rows that only operators change
+    "alert_rules", "endpoints", "operations", "origin",  # rows that only operators change
     "pools", "refused_rows", "schema_version",  # without which no daemon works
 }  # fmt: skip
 FIRST, *REST = things(TABLES, STATISTICS)

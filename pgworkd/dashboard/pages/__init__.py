@@ -10,6 +10,7 @@ from pgworkd.dashboard.pages import (
     forms,
     jobs,
     keys,
+    operations,
     overview,
     push,
     queues,
@@ -17,6 +18,6 @@ from pgworkd.dashboard.pages import (
     system,
 )
 
-_MODULES = (files, sign_in, overview, queues, jobs, forms, dead, batches, fleet, push, keys, system)
+_MODULES = (files, sign_in, overview, queues, jobs, forms, dead, operations, batches, fleet, push, keys, system)
 ROUTERS = tuple(module.router for module in _MODULES)
 """The routers of all pages."""

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from pgworkd.admin.admin import Admin
 from pgworkd.admin.jobs import JobSelection
-from pgworkd.admin.operations import first_matching, operate
-from pgworkd.core.validation import counted
+from pgworkd.dashboard.pages.jobs import done_to_all
 from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import access_of, need
@@ -19,8 +17,6 @@ from pgworkd.gateway.api.routes.visible import needed_any
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 GROUPS_MAX = 100
-RETRIED_MAX = 1000
-"""Dead jobs that one act retries."""
 Group = Annotated[int, Path(ge=1, lt=2**63)]
 MUTED_S = 86_400.0
 SPANS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0, "all": None}
@@ -53,19 +49,10 @@ async def act(request: Request, group: Group, act: Literal["retry", "mute", "unm
     form = await form_of(request)
     async with gateway_of(request).admin(access.name) as admin:
         if act == "retry":
-            return back(request, form.one("back", "/dead"), await _retried(admin, group))
+            which, none = JobSelection(group=group, all_queues=True), f"no dead job is left in group {group}"
+            return await done_to_all(request, admin, "retry", which, form.one("back", "/dead"), none)
         found = await (admin.dead.mute(group, MUTED_S) if act == "mute" else admin.dead.unmute(group))
     if not found:
         raise Problem("not-found", f"there is no group of errors {group}")
     said = f"no alert about group {group} for 24 h" if act == "mute" else f"alerts about group {group} are sent again"
     return back(request, form.one("back", "/dead"), said)
-
-
-async def _retried(admin: Admin, group: int) -> str:
-    """Retries dead jobs of a group; what to say of it."""
-    ids, are_all = await first_matching(admin.jobs, "retry", JobSelection(group=group, all_queues=True), RETRIED_MAX)
-    if not ids:
-        return f"no dead job is left in group {group}"
-    done = await operate(admin.jobs, "retry", ids)
-    more = "" if are_all else "; there are more: retry again"
-    return f"{counted(sum(done.outcomes.values()), 'job')} retried{more}"

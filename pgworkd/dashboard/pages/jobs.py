@@ -16,7 +16,7 @@ from pgworkd.admin.listing import Listed, Page
 from pgworkd.admin.operations import first_matching, operate
 from pgworkd.admin.refusals import Refused
 from pgworkd.core.job import ENDED, Status
-from pgworkd.core.validation import counted
+from pgworkd.core.validation import ROWS_MAX, counted
 from pgworkd.dashboard.draw.attempts import timeline
 from pgworkd.dashboard.draw.states import diagram
 from pgworkd.dashboard.pages.batches import WAITING, connected
@@ -32,7 +32,7 @@ from pgworkd.gateway.api.routes.visible import JobId, needed_any, reasons_for, u
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
 NAMES_MAX = 200
-SELECTED_MAX = 1000
+NONE_MATCHES = "no job matches to which this applies"
 STATES = tuple(str(each) for each in Status)
 
 
@@ -117,7 +117,7 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard",
 
 @router.post("/jobs/{operation}/matching")
 async def act_on_matching(request: Request, operation: Literal["retry", "cancel", "discard"]) -> Response:
-    """Does something to the jobs that match the filter in the form, up to SELECTED_MAX."""
+    """Does something to the jobs that match the filter in the form; in the background if they are many."""
     form = await form_of(request)
     queue, kind, key, status = (form.one(name) or None for name in ("queue", "kind", "key", "status"))
     access = need(request, "operate", queue)
@@ -128,14 +128,22 @@ async def act_on_matching(request: Request, operation: Literal["retry", "cancel"
         raise Problem("invalid", "batch is a UUID, and group the number of a group of errors") from None
     which = JobSelection(queue, kind, key, batch, status, all_queues=True, group=group)
     async with gateway_of(request).admin(access.name) as admin:
-        ids, are_all = await first_matching(admin.jobs, operation, which, SELECTED_MAX)
-        if not ids:
-            return back(request, form.one("back", "/jobs"), "no job matches to which this applies")
-        async with naming_holders(request, ids):
-            outcomes, refused = await operate(admin.jobs, operation, ids)
-    return back(
-        request, form.one("back", "/jobs"), _told(outcomes, refused, "" if are_all else "there are more: again")
-    )
+        return await done_to_all(request, admin, operation, which, form.one("back", "/jobs"))
+
+
+async def done_to_all(
+    request: Request, admin: Admin, operation: str, which: JobSelection, place: str, none: str = NONE_MATCHES
+) -> Response:
+    """Does something to all jobs that match: at once, or in the background if they are many."""
+    ids, are_all = await first_matching(admin.jobs, operation, which, ROWS_MAX)
+    if not ids:
+        return back(request, place, none)
+    if not are_all:
+        number = await admin.background.start(operation, which)
+        return back(request, "/operations", f"operation {number} is started: daemons {operation} all that match")
+    async with naming_holders(request, ids):
+        outcomes, refused = await operate(admin.jobs, operation, ids)
+    return back(request, place, _told(outcomes, refused))
 
 
 @contextlib.asynccontextmanager
@@ -155,10 +163,10 @@ async def naming_holders(request: Request, ids: Sequence[UUID]) -> AsyncIterator
         raise Problem("timeout", f"{said}, or SELECT pg_terminate_backend({pid})") from error
 
 
-def _told(outcomes: Mapping[str, int], refused: Sequence[Refused], more: str = "") -> str:
+def _told(outcomes: Mapping[str, int], refused: Sequence[Refused]) -> str:
     said = [f"{counted(count, 'job')} {outcome}" for outcome, count in outcomes.items() if count]
     said += [f"{counted(len(refused), 'job')} left as they are: {refused[0].reason}"] if refused else []
-    return "; ".join([*said, *([more] if more else [])])
+    return "; ".join(said)
 
 
 def _ids(given: Sequence[str]) -> list[UUID]:
@@ -166,6 +174,6 @@ def _ids(given: Sequence[str]) -> list[UUID]:
         found = list(dict.fromkeys(map(UUID, given)))
     except ValueError:
         raise Problem("invalid", "id: a job is named by its UUID") from None
-    if len(found) > SELECTED_MAX:
-        raise Problem("invalid", f"at most {SELECTED_MAX:,} jobs at once")
+    if len(found) > ROWS_MAX:
+        raise Problem("invalid", f"at most {ROWS_MAX:,} jobs at once")
     return found

@@ -24,7 +24,7 @@ from pgworkd.engine.shared import Shared
 from pgworkd.errors import DatabaseBusy, DatabaseUnavailable, PgworkdError
 
 RESCUE_MAX = EXPIRE_MAX = EFFECTS_MAX = 1_000
-PRUNE_MAX = 5_000
+OPERATION_MAX, PRUNE_MAX = 500, 5_000
 """Rows per step of a task."""
 ORPHAN_AGE_FACTOR = 3
 """An attempt may be an orphan after this many command time-outs: then no claim that took it can still be answered."""
@@ -118,15 +118,16 @@ class Maintenance:
         self._overdue_at: float | None = None  # the same for attempts that are overdue
         self._overdue_all_at = self._overdue_took_s = 0.0
         self._schedules_changed, self._effects_deferred = anyio.Event(), anyio.Event()
-        self._worker_ended = anyio.Event()
+        self._worker_ended, self._operation_started = anyio.Event(), anyio.Event()
         self._effects_again_s = self._schedules_again_s = AGAIN_FIRST_S
         self._shares: dict[str, float] = {}  # by task, of the usual rows per step: less after a step that failed
         self._cuts: set[tuple[str, int]] = set()
 
     def effects_deferred(self) -> None:
-        """Applies effects now: some were deferred."""
+        """Applies effects now: some were deferred; or an operation was started."""
         self._effects_again_s = AGAIN_FIRST_S
         self._effects_deferred.set()
+        self._operation_started.set()
 
     def worker_ended(self) -> None:
         """Rescues jobs now, before the lease of their worker expires: its process has ended."""
@@ -139,7 +140,15 @@ class Maintenance:
     async def run(self) -> None:
         """Runs all tasks until cancelled."""
         async with anyio.create_task_group() as tasks:
-            cleaning = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
+            cleaning = (
+                self._expire,
+                self._unblock,
+                self._operations,
+                self._orphans,
+                self._partitions,
+                self._prune,
+                self._refused,
+            )
             for task in (self._rescue, self._schedules, self._effects, *cleaning, *self._signals.tasks):
                 tasks.start_soon(self._repeat, task, name=f"maintenance {task.__name__.strip('_')}")
 
@@ -194,6 +203,7 @@ class Maintenance:
         events_ = {
             "schedules": self._schedules_changed,
             "effects": self._effects_deferred,
+            "operations": self._operation_started,
             "rescue": self._worker_ended,
             "deaths": self._counters.died,
             "sample": self._signals.sample_due,
@@ -228,6 +238,12 @@ class Maintenance:
             return 0.0  # the next page
         delay_s, self._effects_again_s = self._effects_again_s, min(AGAIN_CAP_S, 2 * self._effects_again_s)
         return delay_s
+
+    async def _operations(self) -> float:
+        """Does a step of what operators have started in the background."""
+        self._operation_started = anyio.Event()
+        due_s = await self._store.advance_operations(self._step("operations", OPERATION_MAX))
+        return self._periods.expire_s if due_s is None else due_s
 
     async def _rescue(self) -> float:
         self._worker_ended = anyio.Event()

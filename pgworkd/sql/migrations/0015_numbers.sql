@@ -108,7 +108,13 @@ BEGIN
                          ('dead_groups', 'who_could_run'), ('dead_groups', 'burst'),
                          ('dead_groups', 'in_time'), ('dead_groups', 'key_is_free'),
                          ('dead_groups', 'running_in'),
-                         ('count_deaths', 'next_alert_s'))
+                         ('count_deaths', 'next_alert_s'),
+                         ('cancel', 'start_operation'), ('cancel', 'note_operation'),
+                         ('cancel', 'stop_operation'), ('cancel', 'operation_step'),
+                         ('cancel', 'advance_operations'), ('cancel', 'forget_operations'))
                 AS l (old, name) ON l.old = o.value ->> 'name'), '[]'))::text
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
+    PERFORM set_config('pgworkd.relations_like', (
+        coalesce(nullif(current_setting('pgworkd.relations_like', true), ''), '{}')::jsonb
+        || '{"operations": "progress"}')::text, false);
 END $migration$;

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import Field, WithJsonSchema
 
+from pgworkd.admin.background import BackgroundOperation
 from pgworkd.admin.dead import DeadGroup
 from pgworkd.admin.queries import AuditRow, ListedSchedule, QueueRow, WorkerRow
 from pgworkd.admin.tokens import TokenRow
@@ -62,6 +63,22 @@ class Matches(Answer):
     matches: int
     exact: bool
     sample: list[UUID]
+
+
+class OperationOut(Answer, row=BackgroundOperation):
+    """An operation in the background. `done`, `requested` (running, asked to stop) and `refused` count jobs so far.
+
+    `expected`: jobs that matched at the start, null for more than 10,000. `left_behind`: locked ones are tried again.
+    """
+
+    what: Literal["cancel", "retry", "discard"]
+    state: Literal["running", "stopped", "finished"]
+
+
+class OperationsOut(Answer):
+    """Operations in the background."""
+
+    operations: list[OperationOut]
 
 
 class Depth(Answer):

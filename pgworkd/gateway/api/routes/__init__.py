@@ -11,13 +11,14 @@ from pgworkd.gateway.api.routes import (
     fleet,
     jobs,
     operate,
+    operations,
     queues,
     schedules,
     tokens,
     workers,
 )
 
-_AFTER_BULK = (jobs, batches, operate, queues, schedules, fleet, events, endpoints, tokens)
+_AFTER_BULK = (jobs, batches, operate, operations, queues, schedules, fleet, events, endpoints, tokens)
 ROUTERS = (bulk.router, bulk.stream_router, *(module.router for module in _AFTER_BULK))
 """All routers below /v1; those of `service` stand beside."""
 WORKER_ROUTERS = (assignments.router, workers.router, assignments.bulk_router, workers.bulk_router)

@@ -13,18 +13,20 @@ from pgworkd.admin.listing import Listed
 from pgworkd.admin.operations import first_matching
 from pgworkd.admin.operations import operate as operate_all
 from pgworkd.gateway.api.models.jobs import Instant, JobPage
-from pgworkd.gateway.api.models.operators import FilterIn, Matches, Operated
+from pgworkd.gateway.api.models.operators import FilterIn, Matches, Operated, OperationOut
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.answers import BODY, Json, documented
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.route import Route
+from pgworkd.gateway.api.routes.operations import shown
 from pgworkd.gateway.api.routes.visible import needed_any
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 SAMPLE = 10
 Operation = Literal["retry", "cancel", "discard", "undepend"]
 DryRun = Annotated[bool, Query(description="Only count what matches")]
+Background = Annotated[bool, Query(description="Let daemons do it to all that match: see /v1/operations")]
 
 
 @router.get("/jobs", response_model=JobPage, responses=documented())
@@ -55,13 +57,21 @@ async def list_jobs(
 
 @router.post(
     "/jobs/{operation}",
-    response_model=Operated | Matches,
+    response_model=Operated | Matches | OperationOut,
     responses=documented(*BODY, "not-found"),
 )
-async def operate(request: Request, operation: Operation, which: FilterIn, *, dry_run: DryRun = False) -> Response:
+async def operate(
+    request: Request,
+    operation: Operation,
+    which: FilterIn,
+    *,
+    dry_run: DryRun = False,
+    background: Background = False,
+) -> Response:
     """Retry, cancel, discard or undepend jobs: those of `ids`, or up to `limit` of those that match the filter.
 
-    Repeat the call while `more` is true. With `dry_run` nothing is done.
+    Repeat the call while `more` is true; or have it done in the `background` to all that match now: the answer is an
+    operation. With `dry_run` nothing is done.
     """
     access = access_of(request)
     needed_any(request, "operate")
@@ -72,6 +82,8 @@ async def operate(request: Request, operation: Operation, which: FilterIn, *, dr
         need(request, "operate", which.queue)
     gateway = gateway_of(request)
     async with gateway.admin(access.name) as admin:
+        if background and not dry_run:
+            return Json(await _started(admin, operation, which))
         if which.ids is None:
             found, exact = await _matching(admin, operation, which, MATCHED_MAX if dry_run else which.limit)
         else:
@@ -83,15 +95,31 @@ async def operate(request: Request, operation: Operation, which: FilterIn, *, dr
     return Json({"done": sum(done["outcomes"].values()), **done, "more": not exact})
 
 
-async def _matching(admin: Admin, operation: Operation, which: FilterIn, limit: int) -> tuple[list[UUID], bool]:
-    """The jobs that match, and whether these are all."""
+async def _started(admin: Admin, operation: Operation, which: FilterIn) -> dict[str, object]:
+    if which.ids is not None or "limit" in which.model_fields_set:
+        name = "ids" if which.ids is not None else "limit"
+        said = "is not for background, which is for all that match a filter"
+        raise Problem("invalid", errors=[{"pointer": f"/{name}", "detail": said}])
+    number = await admin.background.start(operation, _selection(operation, which))
+    found = await admin.background.get(number)
+    if found is None:
+        raise Problem("not-found", f"operation {number} was deleted")
+    return shown(found)
+
+
+def _selection(operation: Operation, which: FilterIn) -> JobSelection:
     if operation == "undepend":
         raise Problem("invalid", "undepend takes ids: a filter would not say which dependencies to drop")
     if operation == "cancel" and which.group is not None:
         said = "is for retry and discard: the jobs of a group of errors are dead"
         raise Problem("invalid", errors=[{"pointer": "/group", "detail": said}])
     filters = (which.queue, which.kind, which.key, which.batch, which.status, which.all_queues, which.group)
-    return await first_matching(admin.jobs, operation, JobSelection(*filters), limit)
+    return JobSelection(*filters)
+
+
+async def _matching(admin: Admin, operation: Operation, which: FilterIn, limit: int) -> tuple[list[UUID], bool]:
+    """The jobs that match, and whether these are all."""
+    return await first_matching(admin.jobs, operation, _selection(operation, which), limit)
 
 
 async def _own(request: Request, admin: Admin, ids: list[UUID]) -> None:
