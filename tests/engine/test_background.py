@@ -10,6 +10,7 @@ import anyio
 import asyncpg
 
 from pgworkd import App, Job
+from pgworkd.engine.life.maintenance import Periods
 from tests.kits import verbs as v
 from tests.kits.cli import Shell, clean, shell
 from tests.kits.daemon import running, until
@@ -36,7 +37,16 @@ def app_that_notes(seen: set[uuid.UUID]) -> App:
 
 async def test_daemons_begin_at_once_and_do_it_to_the_end_beside_their_jobs(dsn: str, db: Db) -> None:
     seen: set[uuid.UUID] = set()
-    async with running(app_that_notes(seen), dsn), running(app_that_notes(seen), dsn):
+    rarely = Periods(expire_s=3600)
+
+    async def has_looked() -> bool:
+        return sum(daemon.counters.maintenance_s["operations"].counts) > 0
+
+    async with (
+        running(app_that_notes(seen), dsn, periods=rarely),
+        running(app_that_notes(seen), dsn, periods=rarely) as (daemon, _),
+    ):
+        await until(has_looked)
         await dead(db, 3000)
         with anyio.fail_after(60):
             await db.execute("SELECT pgworkd.start_operation('retry', 'q')")

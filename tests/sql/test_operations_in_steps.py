@@ -144,10 +144,15 @@ async def test_a_job_that_cannot_be_changed_is_counted_with_its_reason(db: Db) -
     assert await db.fetchval("SELECT count(*) FROM pgworkd.refused_rows WHERE what = 'operation'") == 2
 
 
-async def test_running_jobs_are_asked_to_stop_once(db: Db) -> None:
+async def test_running_jobs_are_asked_to_stop_once(db: Db, other: Db) -> None:
     running = await v.insert_running(db, 3)
     waiting = await v.insert(db, 3)
     number = await start(db, "cancel")
+    held = await locks(other, waiting[:1])
+    await go_on(db, 2)
+    assert counts(await operation(db, number)) == (2, 3, 0, False)
+    await held.rollback()
+    await v.clock(60, db)
     await go_on(db, 2)
     assert counts(await operation(db, number)) == (3, 3, 0, True)
     assert await v.statuses(db, waiting + running) == ["cancelled"] * 3 + ["running"] * 3
