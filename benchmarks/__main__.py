@@ -63,6 +63,7 @@ ROWS: dict[str, Row] = {
     "proxy": proxy.proxy_row,
     "pages": dashboard.pages_row,
     "viewers": dashboard.viewers_row,
+    "retried": dashboard.retried_row,
 }
 
 

@@ -23,7 +23,7 @@ from .scrape import free_port
 from .systems import executed, ours
 
 LIVE, FINISHED, JOBS = 1_000_000, 10_000_000, 200_000
-LOADS, VIEWERS, WATCHED_S = 50, 100, 20.0
+LOADS, VIEWERS, WATCHED_S, RETRIED = 50, 100, 20.0, 50_000
 PAGES = (
     ("overview", "/"),
     ("queues", "/queues"),
@@ -65,8 +65,15 @@ _LIVE_SQL = """
           FROM generate_series(1, %d) AS i) s"""
 _DEATHS_SQL = """
     INSERT INTO pgworkd.deaths (job_id, attempt, at, queue, kind, error_type, error)
-    SELECT id, attempts, failed_at, queue, kind, 'ValueError', error FROM pgworkd.jobs WHERE status = 'dead'
+    SELECT id, attempts, failed_at, queue, coalesce(kind, queue), 'ValueError', error FROM pgworkd.jobs WHERE status = 'dead'
     ON CONFLICT DO NOTHING"""
+
+
+_DEAD_SQL = """
+    INSERT INTO pgworkd.jobs (queue, status, attempts, failures, started_at, failed_at, error, errors)
+    SELECT 'refused', 'dead', 1, 1, now(), now(), 'the order is refused', '[{"type": "ValueError"}]'
+    FROM generate_series(1, %d)"""
+_WAITED_SQL = "SELECT max(extract(epoch FROM clock_timestamp() - waitstart))::float8 FROM pg_locks WHERE NOT granted"
 
 
 @contextlib.asynccontextmanager
@@ -125,6 +132,51 @@ async def pages_row(bench: Bench) -> list[Line]:
     lines = [(percentile(each, 95), name) for name, each in took.items()]
     note = ", ".join(f"{name} {ms:.0f}" for ms, name in sorted(lines, reverse=True))
     return [Line("pages", "the slowest page, p95", "ms", [max(lines)[0]], bar=Bar("at most", 300), note=note)]
+
+
+async def retried_row(bench: Bench) -> list[Line]:
+    """How long anybody waits for a lock while a group of dead jobs is retried from its page, beside a drain."""
+    count, jobs = bench.jobs(RETRIED, 2000), bench.jobs(JOBS)
+    system = ours()
+    bench.say(f"retried: {count:,} dead jobs by one press, beside a drain")
+    await bench.server.template(system.template, system.make)
+    async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
+        await executed(dsn, _DEAD_SQL % count, _DEATHS_SQL)
+        while await connection.fetchval("SELECT EXISTS (SELECT FROM pgworkd.deaths WHERE group_id IS NULL)"):
+            await connection.fetch("SELECT * FROM pgworkd.count_deaths(10000)")
+        await system.load(bench, dsn, jobs)
+        group = await connection.fetchval("SELECT id FROM pgworkd.error_groups WHERE queue = 'refused'")
+        async with (
+            bench.fleet(system.command, dsn) as (programs, tallies),
+            _pages(bench, dsn) as (port, _),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(_refilled, bench, system, dsn, jobs)
+            await until(lambda: tallies.first_ns() is not None, "the drain begins", programs)
+            began = time.perf_counter()
+            await run_sync(_pressed, port, f"/dead/{group}/retry")
+            waits, left = [0.0], count
+            while left:
+                waits.append(await connection.fetchval(_WAITED_SQL) or 0.0)
+                left = count - await connection.fetchval("SELECT sum(done)::int FROM pgworkd.operations")
+            took_s = time.perf_counter() - began
+            tasks.cancel_scope.cancel()
+    note = f"{count:,} jobs in {took_s:.1f} s, looked at {len(waits):,} times"
+    longest = 1000 * max(waits)
+    return [Line("retried", "longest wait for a lock", "ms", [longest], bar=Bar("at most", 100), note=note)]
+
+
+def _pressed(port: int, path: str) -> None:
+    """Sends the form of a button."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("POST", path, "back=%2Fdead", {"Content-Type": "application/x-www-form-urlencoded"})
+        answer = connection.getresponse()
+        answer.read()
+    finally:
+        connection.close()
+    if (answer.status, answer.getheader("Location")) != (303, "/operations"):
+        raise BenchmarkError(f"{path} answers {answer.status}, and leads to {answer.getheader('Location')}")
 
 
 async def _refilled(bench: Bench, system: object, dsn: str, jobs: int) -> None:
