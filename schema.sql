@@ -89,8 +89,8 @@ END $$;
 \ir pgworkd/sql/10_time_ids.sql
 
 -- === Tables ======================================================================================
--- Also: tokens, calls (24_...), origin (26_...), rates (40_...), pending effects (48_...), rows
--- refused rows (80_...), statistics (86_...), endpoints to alerts (87_...), operations (97_...).
+-- Also: stacks (20_...), tokens, calls (24_...), origin (26_...), rates (40_...), pending effects
+-- (48_...), refused rows (80_...), statistics (86_...), endpoints to alerts (87_...), operations.
 
 CREATE TABLE IF NOT EXISTS schema_version (
     version      integer NOT NULL,
@@ -450,7 +450,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   register, wanted, kinds_elsewhere, next_due,  D   -
 --     depth, running_of, ensure_schedules,
 --     missed_since, usual_runs, next_alert_s
---   payloads                                      D   jobs with expires_at s
+--   payloads, answer_stack                        D   jobs with expires_at s; request
 --   heartbeat, worker_ended, sign_off,            D   worker; pool; origin
 --     set_pool, drop_pool, heartbeats, belong
 --   claim, claim_for, claim_one, refuse_claims    D   workers (KEY SHARE), queue,    PW001
@@ -477,7 +477,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --   free_key, free_batch_key, set_queue           O   kept key; root; queue row
 --   enable_schedule, remove_schedule,             O   schedule; -                    22023
 --     run_schedule
---   mute_errors, ask_worker, adopt                O   group of errors; worker; origin
+--   mute_errors, ask_worker, adopt, ask_stack     O   group; worker; origin; request PW005
 --   start_operation, stop_operation               O   -; operation                   22023, 54000
 --   set_endpoint, remove_endpoint                 O   endpoint                       23503, 23514
 --   enable_endpoint                               O   endpoint, queues
@@ -486,7 +486,7 @@ CREATE INDEX IF NOT EXISTS audit_job ON audit (job_id, id) WHERE job_id IS NOT N
 --     dead_groups, percentile, explain
 --
 -- PW001: the worker's lease is gone. PW002: the job's status does not allow it. PW003: the batch
--- does not exist, or takes no more. PW004: the dependency is refused.
+-- does not exist, or takes no more. PW004: the dependency is refused. PW005: it has no stack.
 -- === Lock order ==================================================================================
 -- Advisory locks of maintenance, workers, jobs, batches (a tree by its root), schedules, endpoints,
 -- queues. Several rows of one table: by their key, or with SKIP LOCKED. A queue's lock is an

@@ -7,6 +7,7 @@ PW001  WorkerLost     the worker's lease has ended: it may no longer claim or se
 PW002  NotWaiting     the job is running, dead, finished or unknown: only a waiting job can be edited
 PW003  BatchClosed    the batch is sealed, finished, cancelled, in use or unknown
 PW004  DatabaseError  the dependency can never be met: a job that is unknown or cannot complete any more, or a cycle
+PW005  NoStack        the job does not run in a daemon that can be asked for its stack
 
 All exceptions can be pickled, because handlers may run in another process.
 """
@@ -126,6 +127,10 @@ class NotWaiting(PgworkdError):  # noqa: N818
     """The job is running, dead, finished or unknown: the operation applies to waiting jobs only."""
 
 
+class NoStack(PgworkdError):  # noqa: N818
+    """The job has no stack that can be asked for: it does not run, or not in a daemon with the database."""
+
+
 class BatchClosed(PgworkdError):  # noqa: N818
     """The batch is sealed, finished, cancelled, in use or unknown: the operation does not apply to it."""
 
@@ -204,6 +209,7 @@ SQLSTATES = {
     "PW002": SqlState(NotWaiting, "the job is not waiting"),
     "PW003": SqlState(BatchClosed, "the batch is sealed, finished, cancelled, in use or unknown"),
     "PW004": SqlState(DatabaseError, "the dependency can never be met"),
+    "PW005": SqlState(NoStack, "the job has no stack that can be asked for"),
 }
 """Every SQLSTATE that the schema defines."""
 

@@ -41,6 +41,7 @@ def daemon_options(settings: Settings) -> DaemonOptions:
         slow_min_s=settings.slow_min_s,
         slow_factor=settings.slow_factor,
         statistics=settings.statistics == "on",
+        stacks=settings.stacks == "on",
         periods=_periods(settings),
         environment=settings.environment,
     )

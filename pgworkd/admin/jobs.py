@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Any, NamedTuple, Unpack
 from uuid import UUID
 
-from pgworkd.admin import explained, refusals
+from pgworkd.admin import explained, refusals, stacks
 from pgworkd.admin import queries as sql
 from pgworkd.admin.listing import Listed, Page, page
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs, RowHolder
 from pgworkd.admin.refusals import Refused
+from pgworkd.admin.stacks import Stack
 from pgworkd.client import sent
 from pgworkd.client.new_job import PRIORITY, QUEUE, JobOptions, NewJob, OnDuplicate, check_on_duplicate, row
 from pgworkd.client.statements import ENQUEUE
@@ -138,6 +139,17 @@ class JobOperations:
     async def first_waiting(self, queue: str) -> UUID | None:
         """The job that is first in its queue: of those that are due if there are any, or waits for all others."""
         return await explained.first_waiting(self._connection, queue)
+
+    async def ask_stack(self, job_id: UUID) -> None:
+        """Asks the worker of a running job where in its code that is; `stack` returns the answer, after a heartbeat.
+
+        NoStack for a job that does not run, and for one of a remote worker or an endpoint, which cannot be asked.
+        """
+        await stacks.ask(self._connection, job_id)
+
+    async def stack(self, job_id: UUID) -> Stack | None:
+        """The stack that was asked for last, within the last hour; None: none was. A standby has none."""
+        return await stacks.stack(self._connection, job_id)
 
     async def hold(self, job_id: UUID) -> None:
         """Locks the job, if it is live, until the end of the transaction: nobody changes it meanwhile."""

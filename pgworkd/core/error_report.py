@@ -29,6 +29,8 @@ CHAIN_MAX = 4
 FAULTS_MAX = 10
 """Validation errors shown."""
 _LOOP = ("asyncio.events", "asyncio.base_events", "asyncio.runners", "uvloop")
+_CALLERS = ("pgworkd.process.forks",)
+"""Where a handler is called that does not run in the loop."""
 _ENGINE = tuple(str(Path(__file__).parents[1] / name) + os.sep for name in ("engine", "process"))
 """Folders of the code whose frames every traceback of a handler would begin with."""
 PARTS_MAX = 8
@@ -70,15 +72,21 @@ def describe_error(exc: BaseException) -> ErrorFacts:
     return ErrorFacts(_type_name(exc), clean_text(message, MESSAGE_BYTES_MAX), shown)
 
 
-def describe_stack(frame: FrameType) -> str:
+def describe_stack(frame: FrameType, *, in_loop: bool = True) -> str:
     """What a thread does now: its frames, outermost first, in at most 16 KiB, without passwords.
 
-    They begin with the application's: the event loop, and our code that calls a handler, are left out.
+    They begin with the application's: the event loop, and our code that calls a handler, are left out. `in_loop`: the
+    handler is called by the loop, and not by a thread or process of its own, in which it may run another loop.
     """
-    steps = takewhile(lambda step: _module(step[0]) not in _LOOP, traceback.walk_stack(frame))
-    frames = list(islice(steps, FRAMES_MAX))[::-1]
-    theirs = list(dropwhile(lambda step: _module(step[0]).partition(".")[0] in ("pgworkd", "anyio"), frames))
-    return _tail("".join(traceback.StackSummary.extract(theirs or frames).format()), TRACEBACK_BYTES_MAX)
+    above = _LOOP if in_loop else _CALLERS
+    steps = takewhile(lambda step: _module(step[0]) not in above, traceback.walk_stack(frame))
+    return describe_steps(list(islice(steps, FRAMES_MAX))[::-1])
+
+
+def describe_steps(steps: list[tuple[FrameType, int]]) -> str:
+    """Frames with the lines at which they are, outermost first, as `describe_stack` shows those of a thread."""
+    theirs = list(dropwhile(lambda step: _module(step[0]).partition(".")[0] in ("pgworkd", "anyio"), steps))
+    return _tail("".join(traceback.StackSummary.extract(theirs or steps).format()), TRACEBACK_BYTES_MAX)
 
 
 def _module(frame: FrameType) -> str:

@@ -48,6 +48,8 @@ class Instructions:
     """The queues that `queues` is complete for; None: all."""
     clock_ahead_s: float = 0.0
     """By how many seconds the database's clock is ahead of ours, to within half of the time that this call took."""
+    stacks: Sequence[tuple[UUID, int]] = ()
+    """The attempts whose stack an operator has asked for, as (id, attempt)."""
 
 
 class Heartbeats(Protocol):

@@ -43,11 +43,16 @@ def of_thread(thread_id: int) -> list[str]:
 
 def of_task(task: asyncio.Task[Any]) -> list[str]:
     """The stack of a task, outermost first, through all that it awaits. Of one that runs now: its beginning."""
-    found, awaited = list[str](), task.get_coro()
+    return [_shown(frame.f_code, line) for frame, line in steps_of(task)]
+
+
+def steps_of(task: asyncio.Task[Any]) -> list[tuple[FrameType, int]]:
+    """The frames of `of_task`, each with the line at which it is."""
+    found, awaited = list[tuple[FrameType, int]](), task.get_coro()
     while awaited is not None and len(found) < FRAMES_MAX:
         frame = _first(awaited, _FRAMES)
         if frame is not None:
-            found.append(_shown(frame.f_code, frame.f_lineno))
+            found.append((frame, frame.f_lineno or 0))
         awaited = _first(awaited, _AWAITED)
     return found
 

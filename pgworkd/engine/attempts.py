@@ -31,6 +31,8 @@ class Attempt:
     """Set while the handler runs; ending it cancels this run only."""
     in_thread = False
     """The handler runs in a thread, which can only be asked to end."""
+    stack: Callable[[], str] | None = None
+    """Tells where the handler is, if it runs in a thread or process. Called from any thread; takes up to 2 s."""
     grace_s: Callable[[Reason], float]
     """Seconds for the handler's clean-up until it is cancelled again; set with `scope`."""
     reason: Reason | None = None

@@ -56,6 +56,11 @@ class RunScope(CancelScope):
         self._deliver()
 
     @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """The task whose runs these are."""
+        return self._host_task
+
+    @property
     def overrun(self) -> bool:
         """True if the run was cancelled, its grace period is over, and it goes on."""
         return self.asked and asyncio.get_running_loop().time() > self._cut_at + AGAIN_S

@@ -1,5 +1,17 @@
 -- Workers, their pools, and the settings of queues: registering, leases, what a heartbeat's caller
--- should know, waking idle pools.
+-- should know, the stacks that it is asked for, waking idle pools.
+
+-- The stacks of running attempts that operators have asked for, the last one of each job, for an
+-- hour. Unlogged, and without a foreign key: nothing depends on it.
+CREATE UNLOGGED TABLE IF NOT EXISTS stack_requests (
+    job_id       uuid PRIMARY KEY,
+    attempt integer NOT NULL, worker_id integer NOT NULL,  -- which are asked for it
+    asked_at timestamptz NOT NULL DEFAULT clock(), asked_by text NOT NULL,
+    answered_at  timestamptz,
+    stack        text CONSTRAINT stack_must_not_exceed_64_kib CHECK (octet_length(stack) <= 65536)
+);
+CREATE INDEX IF NOT EXISTS stack_requests_open ON stack_requests (worker_id)
+    WHERE answered_at IS NULL;
 
 -- Registers a worker with its first lease, under a token that it has drawn itself; returns its id.
 -- Ids in use, by a row or by running jobs, are skipped: the sequence may lag behind (logical
@@ -48,8 +60,9 @@ BEGIN
 END $$;
 
 -- What a worker needs to know after it has renewed its lease: jobs to cancel; the rows of `queues`
--- (without NULLs; `pause_s`: seconds until a pause ends by itself); and the concurrency that the
--- code of other workers gives its queues, where it differs, by queue and worker.
+-- (without NULLs; `pause_s`: seconds until a pause ends by itself); the concurrency that the code
+-- of other workers gives its queues, where it differs, by queue and worker; and attempts whose
+-- stack is asked for, twenty at most.
 -- `settings_version` identifies the contents of `queues`: for a caller that passes its last one,
 -- `settings` is NULL as long as they are unchanged. p_queues: these queues only (NULL: all), by
 -- index, so that other queues' settings cost nothing; a caller that asks for other queues than
@@ -57,7 +70,7 @@ END $$;
 CREATE OR REPLACE FUNCTION wanted(p_worker int, p_settings_version text DEFAULT NULL,
                                   p_queues text[] DEFAULT NULL)
 RETURNS TABLE (cancel_ids uuid[], cancel_attempts int[], settings text, differing text,
-               settings_version text)
+               settings_version text, stack_ids uuid[], stack_attempts int[])
 LANGUAGE sql STABLE AS $$
     WITH own AS MATERIALIZED (
         SELECT q AS row, q.name, q.paused_until, q.xmin AS written FROM queues q
@@ -85,12 +98,16 @@ LANGUAGE sql STABLE AS $$
                       AND o.code_concurrency <> mine.code_concurrency
                   JOIN workers w ON w.id = o.worker_id AND w.lost_at IS NULL
                   WHERE mine.worker_id = p_worker GROUP BY o.queue) d)::text,
-           v.version
+           v.version, r.ids, r.attempts
     FROM (SELECT coalesce(array_agg(j.id), '{}') AS ids,
           coalesce(array_agg(j.attempts), '{}') AS attempts
           FROM jobs j  -- not `status = 'running'`, which says the same: see the index
           WHERE j.worker_id = p_worker AND j.worker_id IS NOT NULL
             AND j.cancel_requested_at IS NOT NULL) c,
+         (SELECT coalesce(array_agg(o.job_id), '{}') AS ids,
+                 coalesce(array_agg(o.attempt), '{}') AS attempts
+          FROM (SELECT s.job_id, s.attempt FROM stack_requests s
+                WHERE s.worker_id = p_worker AND s.answered_at IS NULL LIMIT 20) o) r,
          -- Of the same number of rows each change makes the sum larger. `age` counts back from now,
          -- as it does for 3: the difference stays, and comes at a tenth of the price of xmin::text.
          (SELECT concat_ws(' ', count(*),
@@ -100,6 +117,55 @@ LANGUAGE sql STABLE AS $$
                                   AND q.paused_until < 'infinity'), false) AS counts_down
           FROM own q) v
 $$;
+
+-- Asks the worker that runs a job for the stack of this attempt, and notifies it; what was asked of
+-- the job before is replaced. Raises PW005 for a job that does not run in a daemon that can answer.
+-- Locks the job's row in stack_requests.
+CREATE OR REPLACE FUNCTION ask_stack(p_job uuid, p_by text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_job    record;
+    v_worker record;
+    v_is     text;
+BEGIN
+    SELECT j.status::text, j.attempts, j.worker_id, j.lease_s, q.endpoint INTO v_job
+    FROM jobs j LEFT JOIN queues q ON q.name = j.queue WHERE j.id = p_job;
+    SELECT w.name, w.kind, w.lost_at IS NOT NULL OR w.lease_until <= clock() AS lost INTO v_worker
+    FROM workers w WHERE w.id = v_job.worker_id;
+    v_is := CASE
+        WHEN v_job.worker_id IS NULL
+            THEN coalesce((SELECT o.status FROM jobs_of(ARRAY[p_job]) o), 'unknown')
+                 || ': only a running job has a stack'
+        WHEN v_job.endpoint IS NOT NULL OR v_worker.kind = 'standing' OR v_job.lease_s IS NOT NULL
+            THEN 'sent by HTTP to what runs it, which cannot be asked for a stack'
+        WHEN v_worker.kind = 'remote'
+            THEN 'run by the remote worker ' || v_worker.name
+                 || ', which works through a gateway and cannot be asked for a stack'
+        WHEN v_worker.lost IS DISTINCT FROM false
+            THEN 'run by a worker whose lease has ended: it is about to be taken back' END;
+    IF v_is IS NOT NULL THEN
+        RAISE EXCEPTION 'job % is %', p_job, v_is USING ERRCODE = 'PW005';
+    END IF;
+    INSERT INTO stack_requests AS r (job_id, attempt, worker_id, asked_by)
+    VALUES (p_job, v_job.attempts, v_job.worker_id, who(p_by))
+    ON CONFLICT (job_id) DO UPDATE
+    SET attempt = excluded.attempt, worker_id = excluded.worker_id, asked_at = excluded.asked_at,
+        asked_by = excluded.asked_by, answered_at = NULL, stack = NULL;
+    PERFORM pg_notify('pgworkd', jsonb_build_object('worker', v_job.worker_id)::text);
+END $$;
+
+-- Stores the stack that a worker was asked for. False: it is not asked for any more, or not of this
+-- worker. Locks the job's row in stack_requests.
+CREATE OR REPLACE FUNCTION answer_stack(p_job uuid, p_attempt int, p_worker int, p_token uuid,
+                                        p_stack text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    UPDATE stack_requests r SET answered_at = clock(), stack = p_stack
+    WHERE r.job_id = p_job AND r.attempt = p_attempt AND r.worker_id = p_worker
+      AND r.answered_at IS NULL
+      AND EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token = p_token);
+    RETURN FOUND;
+END $$;
 
 -- Sets whether a pool is idle (inserts must NOTIFY) or polling. A pool that becomes idle must
 -- claim once more before it waits: a row inserted just before found it polling and sent nothing.

@@ -162,6 +162,12 @@ CREATE OR REPLACE FUNCTION forget_batches(p_roots uuid[]) RETURNS int LANGUAGE s
     SELECT all_done(p_roots, count(*)) FROM gone
 $$;
 
+-- One part of prune(): deletes these requests for stacks. Returns how many. Locks them.
+CREATE OR REPLACE FUNCTION forget_stacks(p_jobs uuid[]) RETURNS int LANGUAGE sql VOLATILE AS $$
+    WITH gone AS (DELETE FROM stack_requests r WHERE r.job_id = ANY (p_jobs) RETURNING 1)
+    SELECT all_done(p_jobs, count(*)) FROM gone
+$$;
+
 -- One part of forget_rows(): deletes these rows of the audit. Returns how many. Locks them.
 CREATE OR REPLACE FUNCTION forget_audit(p_ids bigint[]) RETURNS int LANGUAGE sql VOLATILE AS $$
     WITH gone AS (DELETE FROM audit a WHERE a.id = ANY (p_ids) RETURNING 1)
@@ -263,8 +269,9 @@ END $$;
 
 -- Retention: see forget_rows(), and drop_partition() for the rest of the history. Moves jobs dead
 -- for p_keep_dead_days to finished_jobs (at most p_limit, as of all else), and deletes the
--- progress of ended attempts; operations go as the audit does. Finished trees of batches are kept
--- for p_keep_days, and as long as they keep a dedupe_key. Locks rows with SKIP LOCKED.
+-- progress of ended attempts, and stacks that were asked for an hour ago; operations go as the
+-- audit does. Finished trees of batches are kept for p_keep_days, and as long as they keep a
+-- dedupe_key. Locks rows with SKIP LOCKED.
 CREATE OR REPLACE FUNCTION prune(p_keep_days int, p_keep_dead_days int, p_limit int DEFAULT 5000)
 RETURNS TABLE (rows_deleted int, dead_moved int)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -300,6 +307,10 @@ BEGIN
         LIMIT p_limit FOR UPDATE SKIP LOCKED);
     SELECT rows_deleted + coalesce(sum(p.gone::int), 0) INTO rows_deleted
     FROM in_parts('prune', v_ids::text[], 'forget_progress(uuid[])') AS p (gone);
+    PERFORM in_parts('prune', ARRAY(
+        SELECT o.job_id FROM stack_requests o
+        WHERE o.asked_at < clock() - interval '1 hour' AND NOT is_refused('prune', o.job_id::text)
+        LIMIT p_limit FOR UPDATE SKIP LOCKED)::text[], 'forget_stacks(uuid[])');
     v_ids := ARRAY(SELECT j.id FROM jobs j
                    WHERE j.status = 'dead'
                      AND j.failed_at < clock() - make_interval(days => p_keep_dead_days)

@@ -57,15 +57,16 @@ BEGIN
                 item_key key_is_free lock_queue made_at new_id no_wait notify_pools payload_key
                 rule_of waits_keyed waits_plain waits_suspect'),
             ('plain', '
-                add_jobs adopt all_done append_minutes apply_frees archive_dead ask_worker
-                batch_created batch_moved belong cancel_dependents cancel_these carefully
+                add_jobs adopt all_done answer_stack append_minutes apply_frees archive_dead
+                ask_worker batch_created batch_moved belong cancel_dependents cancel_these carefully
                 check_callback check_settled complete_own count_deaths count_down count_ended
                 count_these declare_alerts declare_rules declare_schedules declarer deferred
                 differing disable_endpoint done_of drop_pool due_rules enable_endpoint
                 enable_schedule error_group error_message expire expire_these fail_schedule
                 finer_counts
                 first_run_at follow forget_audit forget_batches forget_calls forget_deaths
-                forget_kept forget_operations forget_progress forget_tokens forget_undated
+                forget_kept forget_operations forget_progress forget_stacks forget_tokens
+                forget_undated
                 forget_workers free_these
                 give_back had_time heartbeat hold_queues in_parts is_origin job_added
                 jobs_inserted keep_keys key_allowance key_has_room key_left
@@ -85,7 +86,8 @@ BEGIN
             ('no_jit', '
                 dead_groups mend_dependencies sample_queues throughput usual_runs'),
             ('by_index', '
-                abandon add_occurrences additions_checked allowance batch_sealed begin_once cancel
+                abandon add_occurrences additions_checked allowance ask_stack batch_sealed
+                begin_once cancel
                 cancel_batch create_batch delete_batch delete_items discard edit enqueue
                 enqueue_once end_once enter_batch expire_jobs free_batch_key free_key free_keys
                 jobs_key_wanted move of_finished_tree register reopened restore_occurrences retry

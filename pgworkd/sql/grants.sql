@@ -105,7 +105,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.clock TO {worker}, {enqueuer}, {reader};
 -- Reading. A view shows what its owner may see, but its functions are called by who asks.
 GRANT SELECT ON pgworkd.schema_version, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
     pgworkd.jobs, pgworkd.finished_jobs, pgworkd.finished_jobs_other, pgworkd.batches, pgworkd.batch_additions,
-    pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.audit,
+    pgworkd.job_dependencies, pgworkd.pending_effects, pgworkd.result_waiters, pgworkd.progress, pgworkd.stack_requests, pgworkd.audit,
     pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts, pgworkd.operations,
     pgworkd.queue_depths, pgworkd.all_jobs, pgworkd.queue_stats, pgworkd.batch_progress, pgworkd.batch_trees, pgworkd.blocked_jobs,
     pgworkd.kept_keys, pgworkd.job_progress, pgworkd.worker_stats, pgworkd.origin
@@ -143,7 +143,7 @@ GRANT EXECUTE ON FUNCTION pgworkd.new_id, pgworkd.payload_key, pgworkd.item_key,
 -- Working. To lock a row (FOR UPDATE) takes UPDATE. The history and the audit are only added to; forget_rows() and
 -- drop_partition() alone make them shorter, and leave the last days. What waiting jobs wait for, and batches, come by depend() and create_batch().
 GRANT INSERT, UPDATE, DELETE ON pgworkd.jobs, pgworkd.workers, pgworkd.pools, pgworkd.queues, pgworkd.rates, pgworkd.schedules,
-    pgworkd.progress, pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts, pgworkd.operations
+    pgworkd.progress, pgworkd.stack_requests, pgworkd.refused_rows, pgworkd.samples, pgworkd.queue_samples, pgworkd.queue_minutes, pgworkd.deaths, pgworkd.error_groups, pgworkd.alert_rules, pgworkd.alerts, pgworkd.operations
     TO {worker};
 GRANT INSERT ON pgworkd.finished_jobs, pgworkd.audit, pgworkd.pending_effects TO {worker};
 GRANT INSERT, UPDATE ON pgworkd.origin TO {worker};
@@ -151,7 +151,7 @@ GRANT UPDATE, DELETE ON pgworkd.batches, pgworkd.result_waiters TO {worker};
 GRANT DELETE ON pgworkd.batch_additions, pgworkd.job_dependencies, pgworkd.pending_effects TO {worker};
 GRANT EXECUTE ON FUNCTION
     pgworkd.belong, pgworkd.adopt, pgworkd.register, pgworkd.heartbeat, pgworkd.wanted, pgworkd.sign_off, pgworkd.set_pool, pgworkd.drop_pool, pgworkd.kinds_elsewhere, pgworkd.worker_ended, pgworkd.notify_pools, pgworkd.wake,
-    pgworkd.live_gateways, pgworkd.had_time, pgworkd.standing_worker, pgworkd.heartbeats, pgworkd.abandon, pgworkd.ask_worker,
+    pgworkd.live_gateways, pgworkd.had_time, pgworkd.standing_worker, pgworkd.heartbeats, pgworkd.abandon, pgworkd.ask_worker, pgworkd.ask_stack, pgworkd.answer_stack, pgworkd.forget_stacks,
     pgworkd.claim_for, pgworkd.claim_one, pgworkd.may_run_suspect, pgworkd.deadline, pgworkd.hand_over, pgworkd.fenced, pgworkd.extend, pgworkd.list_held, pgworkd.take_back, pgworkd.fail_overdue, pgworkd.overdue_jobs, pgworkd.retry_delay_s,
     pgworkd.claim, pgworkd.may_stay_open, pgworkd.carefully, pgworkd.is_careful, pgworkd.is_refused, pgworkd.is_no_rows_fault, pgworkd.raise_kept, pgworkd.refuse, pgworkd.refuse_claims, pgworkd.try_to_claim,
     pgworkd.is_within, pgworkd.is_since, pgworkd.is_later, pgworkd.payloads, pgworkd.clock_after_waiting, pgworkd.next_due, pgworkd.first_run_at,

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from tests.chaos.bug import python
+from tests.chaos.bug import python, sql
 
 _MATRIX = "tests/engine/test_without_loop_or_gil.py"
 _COMMANDS = "tests/engine/test_blocked_commands.py"
 _WATCH = "tests/engine/test_loop_watch.py"
 _REFUSED = "tests/engine/test_claims_refused.py"
 _TIMER = "tests/engine/test_kill_timer.py"
+_STACKS = "tests/engine/test_stacks.py"
 BUGS = (
+    python(
+        "of a handler that blocks the loop only the coroutine is told",
+        "engine/life/stack_answers",
+        "describe_stack(frame) if is_running and frame is not None else describe_steps(steps_of(task))",
+        "describe_steps(steps_of(task))",
+        tests=_STACKS,
+    ),
+    python(
+        "tasks of other attempts are told",
+        "engine/life/stack_answers",
+        "if task is not own and attempt_of(task) is attempt]",
+        "if task is not own and attempt_of(task) is not None]",
+        tests=_STACKS,
+    ),
+    python(
+        "a worker tells stacks although that is off",
+        "engine/life/stack_answers",
+        "if self._told else OFF",
+        "if self else OFF",
+        tests=_STACKS,
+    ),
+    sql(
+        "anybody may answer for a worker that is asked for a stack",
+        "      AND EXISTS (SELECT FROM workers w WHERE w.id = p_worker AND w.token = p_token);\n    RETURN FOUND;",
+        "      AND EXISTS (SELECT FROM workers w WHERE w.id = p_worker);\n    RETURN FOUND;",
+        tests="tests/sql/test_stacks.py",
+    ),
     python(
         "a handler that holds the interpreter lock outlives its lease",
         "engine/life/heartbeat",
@@ -91,8 +119,8 @@ BUGS = (
     python(
         "a task that a handler has started is nobody's",
         "engine/life/loop_watch",
-        "        running = None if task is None else _context(task).get(log.RUNNING)\n",
-        "        running = None\n",
+        "    running = _context(task).get(log.RUNNING)\n",
+        "    running = None\n",
         tests=_WATCH,
     ),
     python(

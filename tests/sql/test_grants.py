@@ -45,6 +45,7 @@ FUNCTIONS = {
         delete_batch differing discard drop_partition drop_pool edit ensure_partitions ensure_schedules expire
         expire_jobs count_ended finer_counts usual_runs next_alert_s of_finished_tree
         in_parts all_done archive_dead cancel_dependents cancel_these count_down forget_batches forget_progress
+        ask_stack answer_stack forget_stacks
         forget_workers free_these give_back park presume_dead promote_these restore_these
         report_refused rescue_jobs expire_these promote_lines mend_these apply_ends
         apply_frees restore_occurrences done_of fail_schedule fold follow forget_rows free_batch_key free_key
@@ -88,7 +89,7 @@ TABLES = {  # the worker's; readers have SELECT on them, enqueuers on schema_ver
     **dict.fromkeys(("batch_additions", "job_dependencies"), SD),
     "pending_effects": SID,
     **dict.fromkeys(("samples", "queue_samples", "queue_minutes", "deaths", "error_groups", "operations"), SIUD),
-    **dict.fromkeys(("alert_rules", "alerts"), SIUD),
+    **dict.fromkeys(("alert_rules", "alerts", "stack_requests"), SIUD),
     **dict.fromkeys(("schema_version", "finished_jobs_other"), S),
     **dict.fromkeys(("all_jobs", "queue_stats", "batch_progress", "batch_trees", "blocked_jobs"), S),
     **dict.fromkeys(("kept_keys", "job_progress", "worker_stats", "queue_depths"), S),

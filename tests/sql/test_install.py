@@ -328,4 +328,4 @@ async def test_the_table_of_verbs_lists_every_verb(db: Db) -> None:
         called |= set(re.findall(r"\bpgworkd\.([a-z_]+)\(", path.read_text(encoding="utf-8")))
     assert called & made - WITHIN - set(listed) == set()
     assert "PW001" in table
-    assert "PW004" in table
+    assert "PW005" in table

@@ -39,7 +39,7 @@ _OF_MAIL = dict.fromkeys(("smtp_url", "smtp_from"), "read when a mail is sent: s
 _OF_REMOTE = dict.fromkeys(("remote", "token"), "this program works in the database itself")
 _OF_DAEMONS = {
     **dict.fromkeys(("app", "queues"), "runs no handlers, and serves no queue"),
-    **dict.fromkeys(("transactions_max", "slow_min_s", "slow_factor"), "runs no handlers"),
+    **dict.fromkeys(("transactions_max", "slow_min_s", "slow_factor", "stacks"), "runs no handlers"),
     **dict.fromkeys(("lease_s", "heartbeat_s"), "a gateway's own lease is the shortest: remote workers rely on it"),
     "processes": "is one process; it may be started several times",
     "metrics_listen": "serves /metrics, /healthz and /readyz on its own port",
@@ -47,7 +47,7 @@ _OF_DAEMONS = {
 _WATCHES = dict.fromkeys(
     """
         app queues processes lease_s heartbeat_s poll_s shutdown_s transactions_max keep_days keep_dead_days
-        statistics slow_min_s slow_factor environment loop_limit_s
+        statistics stacks slow_min_s slow_factor environment loop_limit_s
     """.split(),
     "is no worker: it claims nothing and maintains nothing",
 )
@@ -208,7 +208,7 @@ def _distinct() -> dict[str, Any]:
         "command_timeout_s": 9,
     }
     values |= {"http_user_header": "X-User", "http_user_scopes": "operate", "http_dashboard_dsn": STANDBY}
-    return values | {"statistics": "off", "worker_name": "w7", "environment": "e7", "dsn": DSN}
+    return values | {"statistics": "off", "stacks": "off", "worker_name": "w7", "environment": "e7", "dsn": DSN}
 
 
 def test_each_value_reaches_its_option() -> None:
@@ -220,7 +220,7 @@ def test_each_value_reaches_its_option() -> None:
     named = {name: given[name] for name in (*shared, "loop_limit_s")}
     assert connection_options(settings) == connection
     assert daemon_options(settings) == DaemonOptions(
-        connection, worker_name="w7", environment="e7", statistics=False, periods=periods, **named
+        connection, worker_name="w7", environment="e7", statistics=False, stacks=False, periods=periods, **named
     )
     assert gateway_options(settings) == GatewayOptions(
         connection,

@@ -33,6 +33,7 @@ from pgworkd.engine.life.member import Member, Membership
 from pgworkd.engine.life.options import DaemonOptions, Part
 from pgworkd.engine.life.queues import QueueSet
 from pgworkd.engine.life.shutdown import Shutdown
+from pgworkd.engine.life.stack_answers import StackAnswers
 from pgworkd.engine.life.worker import WorkerLife, WorkerProfile
 from pgworkd.engine.registry import Registry
 from pgworkd.engine.run.own_runner import OwnRunner
@@ -135,7 +136,10 @@ class Daemon:
     def _make_member(self, end_process: Callable[[str], None], kill_timer: KillTimer | None) -> Membership:
         handlers = self.app.handlers
         queues = {handler.queue for handler in handlers.values()}
-        worker = self._make_worker(WorkerLife, end_process, kill_timer, kinds=handlers or None, handled_queues=queues)
+        known = {"kinds": handlers or None, "handled_queues": queues}
+        connect, told = self._database.heartbeats, self.options.stacks
+        stacks = StackAnswers(self.in_flight, self.loop_watch, connect, told=told)
+        worker = self._make_worker(WorkerLife, end_process, kill_timer, stacks, **known)
         return Member(
             self._database,
             self._queues,
@@ -148,11 +152,16 @@ class Daemon:
         )
 
     def _make_worker(
-        self, make: type[Life], end_process: Callable[[str], None], kill_timer: KillTimer | None, **known: Any
+        self,
+        make: type[Life],
+        end_process: Callable[[str], None],
+        kill_timer: KillTimer | None,
+        stacks: StackAnswers | None = None,
+        **known: Any,
     ) -> Life:
         """Makes the worker; `known`: the kinds and queues of its `WorkerProfile`."""
         options = self.options
-        lease = LeaseOptions(options.lease_s, options.heartbeat_s, end_process, kill_timer, self.loop_watch)
+        lease = LeaseOptions(options.lease_s, options.heartbeat_s, end_process, kill_timer, self.loop_watch, stacks)
         profile = WorkerProfile(options.worker_name, **known)
         return make(self._store, self._queues, self.in_flight, self.events, profile, lease)
 

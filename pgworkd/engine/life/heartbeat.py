@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
 from pgworkd import log
 from pgworkd.core import events
@@ -32,6 +33,7 @@ from pgworkd.core.source import Heartbeats, Instructions
 from pgworkd.core.validation import counted
 from pgworkd.engine.life.kill_timer import KillTimer
 from pgworkd.engine.life.loop_watch import LoopWatch
+from pgworkd.engine.life.stack_answers import StackAnswers
 from pgworkd.errors import PgworkdError
 from pgworkd.process import output
 
@@ -79,6 +81,8 @@ class LeaseOptions:
     """Ends the process where Python cannot run; only where the process is ours."""
     loop_watch: LoopWatch | None = None
     """While it finds that the loop is stuck, the lease is not renewed."""
+    stacks: StackAnswers | None = None
+    """Answers operators who ask where attempts are; None: no code of attempts runs here."""
 
 
 class Heartbeat:
@@ -116,7 +120,7 @@ class Heartbeat:
         self._dump_s, self._kill_s = lease_s - lease_s / 40, lease_s - lease_s / 60
         self._end_process = options.end_process
         self._kill_timer, self._setting_timer = options.kill_timer, threading.Lock()
-        self._loop_watch = options.loop_watch
+        self._loop_watch, self._stacks = options.loop_watch, options.stacks
         self._queues = queues
         self._daemon_loop = asyncio.get_running_loop()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -199,21 +203,24 @@ class Heartbeat:
             tasks.start_soon(self._guard)
             while not self._stopping:
                 renew_asked.clear()
-                delay_s = await self._beat(store)
+                delay_s = await self._beat(store, tasks)
                 with anyio.move_on_after(delay_s):
                     await renew_asked.wait()
             tasks.cancel_scope.cancel()
         await store.close()
 
-    async def _beat(self, store: Heartbeats) -> float:
-        """Renews the lease once. Seconds until the next renewal."""
+    async def _beat(self, store: Heartbeats, tasks: TaskGroup) -> float:
+        """Renews the lease once; what it brings is done in the daemon's loop, or in `tasks`. Seconds until the next."""
         if self._loop_watch is not None and self._loop_watch.stuck:
             return min(1.0, self._heartbeat_s)
         worker_id = self.worker_id
         try:
             if await self._renew(store, worker_id):
                 queues = None if self._queues is None else self._queues()
-                self._call_in_daemon(self._holder.on_instructions, await store.instructions(worker_id, queues))
+                instructions = await store.instructions(worker_id, queues)
+                self._call_in_daemon(self._holder.on_instructions, instructions)
+                if self._stacks is not None:
+                    self._stacks.begin(tasks, worker_id, instructions.stacks)
         except PgworkdError as error:
             self._call_in_daemon(self._holder.renewal_failed, error)
             share = random.uniform(0.2, 1.0)  # noqa: S311 # nosec B311 # jitter, no secret

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from types import FrameType
 from typing import Any, NamedTuple
 
 import anyio
@@ -99,6 +100,18 @@ class LoopWatch:
         finally:
             over.set()
 
+    def current(self) -> tuple[asyncio.Task[Any] | None, FrameType | None]:
+        """The task that the loop runs now, and where; None: it waits. Called from any thread, after `run`."""
+        while True:
+            task = asyncio.current_task(self._loop)
+            frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 - the only way
+            if task is asyncio.current_task(self._loop):  # the frame is of that task
+                return task, frame
+
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """The tasks of the loop that have not ended. Called from any thread, after `run`."""
+        return asyncio.all_tasks(self._loop)
+
     # In the thread.
 
     def _run(self, over: threading.Event) -> None:
@@ -156,8 +169,7 @@ class LoopWatch:
     def _found(self) -> Mapping[str, Any]:
         """The facts of the attempt that the current task of the loop runs, or was started by."""
         task = asyncio.current_task(self._loop)
-        running = None if task is None else _context(task).get(log.RUNNING)
-        attempt = None if running is None else running.attempt
+        attempt = None if task is None else attempt_of(task)
         return {} if attempt is None else attempt.facts()
 
     def _tell(self, name: str, **facts: Any) -> None:
@@ -167,6 +179,12 @@ class LoopWatch:
         )
         teller.start()
         teller.join(TOLD_S)
+
+
+def attempt_of(task: asyncio.Task[Any]) -> log.LoggedAttempt | None:
+    """The attempt that a task runs, or was started by."""
+    running = _context(task).get(log.RUNNING)
+    return None if running is None else running.attempt
 
 
 def _context(task: asyncio.Task[Any]) -> Mapping[Any, Any]:

@@ -46,6 +46,8 @@ class DaemonOptions:
     """
     statistics: bool = True
     """Collect samples of all queues, and what ended in each period."""
+    stacks: bool = True
+    """Tell operators who ask where a running attempt is: code, never values."""
     periods: Periods = field(default_factory=Periods)
     environment: str | None = None
     """The environment of this process: a database of another one is a copy, whose jobs do not run here."""

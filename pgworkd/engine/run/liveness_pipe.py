@@ -29,10 +29,14 @@ def hold() -> None:
 
 
 @contextlib.contextmanager
-def passed_on() -> Iterator[dict[str, Any]]:
-    """Arguments for starting, within the block, a process that runs handlers, so that it holds the pipe, too."""
-    with forks.passing(*_fds):
-        yield {"pass_fds": _fds, "env": {**os.environ, VARIABLE: str(_fds[0])}} if _fds else {}
+def passed_on(*others: int) -> Iterator[dict[str, Any]]:
+    """Arguments for starting, within the block, a process that runs handlers, so that it holds the pipe, too.
+
+    `others`: more descriptors that it gets.
+    """
+    with forks.passing(*_fds, *others):
+        held = {"env": {**os.environ, VARIABLE: str(_fds[0])}} if _fds else {}
+        yield {"pass_fds": [*_fds, *others], **held}
 
 
 async def gone(end: int) -> None:

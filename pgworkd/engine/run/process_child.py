@@ -28,7 +28,7 @@ from pgworkd.core.error_report import describe_error
 from pgworkd.core.job import Job
 from pgworkd.core.payload import encode_result
 from pgworkd.core.traces import Carrier, current, ids_of
-from pgworkd.engine.run import liveness_pipe
+from pgworkd.engine.run import child_stacks, liveness_pipe
 from pgworkd.errors import PermanentError, RetryAfter, Snooze
 from pgworkd.process import forks, output
 from pgworkd.process.redaction import hide
@@ -176,8 +176,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     output.install()
+    child_stacks.answer_from(int(sys.argv[3]))
     running = _CurrentCall()
-    loaded = _log_as(running, *sys.argv[3:6]) if len(sys.argv) > 3 else lambda: None
+    loaded = _log_as(running, *sys.argv[4:7]) if len(sys.argv) > 4 else lambda: None
     _import_as_the_daemon(sys.argv[2].split(os.pathsep))
     while (frame := _read(requests)) is not None:
         pipe.begin()

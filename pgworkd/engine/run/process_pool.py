@@ -18,7 +18,9 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from pgworkd import log
+from pgworkd.engine.attempts import Attempt
 from pgworkd.engine.run import liveness_pipe
+from pgworkd.engine.run.child_stacks import StackLine
 from pgworkd.engine.run.process_child import LENGTH, ChildAnswer, ProgressReport, Request
 
 IDLE_S_MAX = 300.0
@@ -46,8 +48,8 @@ class ChildDied(Exception):  # noqa: N818
 class _HandlerProcess:
     """One process and the pipe to it."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, process: Process, line: StackLine) -> None:
+        self.process, self._line = process, line
         self.idle_since = 0.0
         self._requests = cast("ByteSendStream", process.stdin)  # both were asked for
         self._answers = BufferedByteReceiveStream(cast("ByteReceiveStream", process.stdout))
@@ -91,12 +93,17 @@ class _HandlerProcess:
             return f"the process that ran the handler was killed by {name}"
         return "the process that ran the handler closed its pipe"
 
+    def stack(self) -> str:
+        """Where the handler is, or why that is not known. Called from any thread; takes up to 2 s."""
+        return f"in process {self.process.pid}:\n{self._line.ask()}"
+
     async def ask_to_end(self) -> None:
         """Tells the process that no request will come: it writes what handlers have left to write, and ends."""
         await self._requests.aclose()
 
     async def kill(self) -> None:
         """Kills the process, and waits for its end."""
+        self._line.close()
         with anyio.CancelScope(shield=True):
             if self.process.returncode is None:
                 self.process.kill()
@@ -109,17 +116,20 @@ class Processes:
     def __init__(self) -> None:
         self._idle: list[_HandlerProcess] = []
 
-    async def call(self, request: Request, progress: Progress) -> ChildAnswer:
+    async def call(self, request: Request, progress: Progress, attempt: Attempt) -> ChildAnswer:
         """Runs one call in a process; `progress` is called with what the handler reports meanwhile.
 
         Raises ChildDied. Cancelled: the process is killed before this returns.
         """
         child = await self._take()
+        attempt.stack = child.stack
         try:
             answer = await child.ask(request, progress)
         except BaseException:
             await child.kill()
             raise
+        finally:
+            attempt.stack = None
         child.idle_since = anyio.current_time()
         self._idle.append(child)
         return answer
@@ -130,18 +140,22 @@ class Processes:
             if child.process.returncode is None:
                 return child
             await child.kill()
-        paths = os.pathsep.join(sys.path)
-        with liveness_pipe.passed_on() as more:
+        line, paths = StackLine(), os.pathsep.join(sys.path)
+        arguments = (str(os.getpid()), paths, str(line.theirs), *(log.configured or ()))
+        with contextlib.ExitStack() as undone, liveness_pipe.passed_on(line.theirs) as more:
+            undone.callback(line.close)
             process = await anyio.open_process(
                 # The daemon's import path is the app's: it holds the directory the app was found in.
-                [sys.executable, "-P", "-c", _START, str(os.getpid()), paths, *(log.configured or ())],
+                [sys.executable, "-P", "-c", _START, *arguments],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=None,
                 start_new_session=True,  # a Ctrl-C in the terminal must reach the daemon only
                 **more,
             )
-        return _HandlerProcess(process)
+            undone.pop_all()
+        line.started()
+        return _HandlerProcess(process, line)
 
     async def tend(self) -> None:
         """Ends processes that have been idle for too long, beside the calls. Does not return."""

@@ -215,7 +215,7 @@ class Runner:
     async def _run_outside_loop(self, handler: Handler, attempt: Attempt, arguments: dict[str, Any]) -> Outcome:
         if handler.mode == "thread":
             attempt.in_thread = True  # so that only the end of the daemon cancels the await
-            call = functools.partial(in_thread, handler.function, arguments, attempt.job)
+            call = functools.partial(in_thread, handler.function, arguments, attempt)
             result, error, stop_seen = await run_sync(call, limiter=self._threads, abandon_on_cancel=True)
             attempt.stop_seen = stop_seen or attempt.reason is Reason.TIMEOUT
             if error is not None:
@@ -233,7 +233,7 @@ class Runner:
             {name: getattr(job, name) for name in CONTEXT} | {"id": UUID(bytes=job.id.bytes)},
             None if attempt.trace is None else attempt.trace.carrier,
         )
-        answer = await self.processes.call(request, job.progress)
+        answer = await self.processes.call(request, job.progress, attempt)
         if answer.ending == "result":
             return Outcome(Ending.COMPLETED, result=answer.result)
         if answer.ending == "snooze":

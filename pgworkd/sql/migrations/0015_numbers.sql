@@ -10,8 +10,9 @@ BEGIN
     ALTER TABLE IF EXISTS queue_minutes
         ADD COLUMN IF NOT EXISTS cancelled bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS expired bigint NOT NULL DEFAULT 0;
-    -- It returns more columns.
-    DROP FUNCTION IF EXISTS throughput(timestamptz, timestamptz, int, text, text);
+    -- They return more columns.
+    DROP FUNCTION IF EXISTS throughput(timestamptz, timestamptz, int, text, text),
+        wanted(int, text, text[]);
     -- What alerts have told until now is told; a job that waits tells of its own group.
     DROP FUNCTION IF EXISTS error_group(text, text), make_alert(alert_rules, bigint, boolean);
     ALTER TABLE IF EXISTS deaths ADD COLUMN IF NOT EXISTS place text NOT NULL DEFAULT '';
@@ -108,7 +109,8 @@ BEGIN
                          ('dead_groups', 'who_could_run'), ('dead_groups', 'burst'),
                          ('dead_groups', 'in_time'), ('dead_groups', 'key_is_free'),
                          ('dead_groups', 'running_in'),
-                         ('count_deaths', 'next_alert_s'),
+                         ('count_deaths', 'next_alert_s'), ('ask_worker', 'ask_stack'),
+                         ('heartbeat', 'answer_stack'), ('forget_progress', 'forget_stacks'),
                          ('cancel', 'start_operation'), ('cancel', 'note_operation'),
                          ('cancel', 'stop_operation'), ('cancel', 'operation_step'),
                          ('cancel', 'advance_operations'), ('cancel', 'forget_operations'))
@@ -116,5 +118,5 @@ BEGIN
         FROM jsonb_array_elements(current_setting('pgworkd.functions_before')::jsonb) f), false);
     PERFORM set_config('pgworkd.relations_like', (
         coalesce(nullif(current_setting('pgworkd.relations_like', true), ''), '{}')::jsonb
-        || '{"operations": "progress"}')::text, false);
+        || '{"operations": "progress", "stack_requests": "progress"}')::text, false);
 END $migration$;
