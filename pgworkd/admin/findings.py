@@ -243,7 +243,7 @@ def _long(health: Health) -> Iterable[Finding]:
         else:
             known = f"99 of 100 of its kind take less than {run.usual_s:.3g} s"
         said = f"{run.kind!r} in {run.queue!r} has been running on {run.worker!r} for {run.claimed_s:.0f} s; {known}"
-        remedy = f"see what it waits for (pgworkd job {run.job}), pgworkd cancel {run.job}, and give it a time-out"
+        remedy = f"see where it is (pgworkd stack {run.job}), pgworkd cancel {run.job}, and give it a time-out"
         yield Finding("warn", "runs", said, remedy)
 
 

@@ -31,6 +31,7 @@ from pgworkd.cli import (
     queues,
     run,
     schedules,
+    stacks,
     watching,
 )
 from pgworkd.cli.output import note, out
@@ -174,6 +175,7 @@ _PANELS: dict[str, tuple[Callable[..., Any], ...]] = {
         jobs.jobs,
         jobs.job,
         jobs.explain,
+        stacks.stack,
         jobs.replay,
         dead.dead,
         dead.mute,

@@ -18,9 +18,9 @@ SCOPES = {
     "work": "register workers, claim and settle jobs",
     "read": "see jobs, batches, queues, workers, schedules and the audit, without payloads and results",
     "payload": "see payloads, results and tracebacks",
-    "operate": "retry, cancel, discard and edit jobs; change queues, schedules and workers",
+    "operate": "retry, cancel, discard and edit jobs, see their stacks; change queues, schedules and workers",
     "metrics": "see metrics, and the depth of queues",
-    "admin": "add and revoke tokens, say where jobs are pushed to, see stacks and profiles",
+    "admin": "add and revoke tokens, say where jobs are pushed to, see stacks and profiles of gateways",
 }
 """Every scope, and what it allows. No scope includes another."""
 QUEUES_MAX = 100

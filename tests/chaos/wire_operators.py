@@ -8,6 +8,7 @@ from pgworkd.core.recurrence import Recurrence
 from tests.chaos.wire_kit import Operation
 from tests.chaos.wire_routes import Route
 from tests.kits.daemon import insert
+from tests.kits.verbs import claim, worker
 
 
 class RetryMany(Route):
@@ -43,6 +44,18 @@ class StopOperation(Route):
     async def given(self) -> None:
         number = await self.db.fetchval("SELECT pgworkd.start_operation('retry', $1)", self.queue)
         self.path, self.body = f"/v1/operations/{number}/stop", {}
+
+
+class AskStack(Route):
+    """A request for the stack of a running job; the same again replaces it."""
+
+    name = "POST /v1/jobs/{id}/stack"
+    sql = "SELECT count(*) = 1 FROM pgworkd.stack_requests WHERE job_id = $1"
+
+    async def given(self) -> None:
+        self.key, worker_id = await insert(self.db, self.queue), await worker(self.db, 3600)
+        await claim(self.db, worker_id, queue=self.queue)
+        self.path = self.path_of(id=self.key)
 
 
 class SetQueue(Route):
@@ -233,6 +246,7 @@ ROUTES: list[type[Operation]] = [
     RetryMany,
     StartOperation,
     StopOperation,
+    AskStack,
     SetQueue,
     Pause,
     Resume,

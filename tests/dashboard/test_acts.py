@@ -41,6 +41,7 @@ WHOLE = """SELECT (SELECT md5(string_agg(j::text, ' ' ORDER BY j.id)) FROM pgwor
     (SELECT md5(string_agg(e::text, ' ')) FROM pgworkd.endpoints e),
     (SELECT md5(string_agg(w::text, ' ')) FROM pgworkd.workers w),
     (SELECT md5(string_agg(o::text, ' ')) FROM pgworkd.operations o),
+    (SELECT md5(string_agg(r::text, ' ')) FROM pgworkd.stack_requests r),
     (SELECT count(*) FROM pgworkd.tokens WHERE revoked_at IS NULL AND name <> 'tester'),
     (SELECT count(*) FROM pgworkd.audit WHERE what <> 'token')"""
 

@@ -140,6 +140,25 @@ async def one_job(seen: Seen, db: Db) -> None:
     await expect(page.locator("h1")).to_contain_text(str(row[0]))
 
 
+@tells("/jobs/{job_id}/stack")
+async def stacks(seen: Seen, db: Db) -> None:
+    """A worker that is told by the database answers by SQL."""
+    job_id, worker_id = await v.one(db), await v.worker(db, 3600, "w7")
+    await v.claim(db, worker_id)
+    page = await seen.open(f"/jobs/{job_id}")
+    await press(page, "Show stack", "its worker is asked where it is")
+    await expect(page.locator("main")).to_contain_text("It answers with its next heartbeat.")
+    asked = await v.heartbeat(db, worker_id)
+    assert asked is not None
+    assert (asked["stack_ids"], asked["stack_attempts"]) == ([job_id], [1])
+    answer = "SELECT pgworkd.answer_stack($1, 1, $2, $3, $4)"
+    assert await db.fetchval(answer, job_id, worker_id, await v.token(db, worker_id), 'File "a.py", <b>line 7</b>\n')
+    if not seen.scripts:  # else the open page follows
+        page = await seen.open(f"/jobs/{job_id}")
+    await expect(page.locator("pre", has_text='File "a.py", <b>line 7</b>')).to_be_visible()
+    await expect(page.locator("main")).not_to_contain_text("It answers with its next heartbeat.")
+
+
 @tells("/queues/{queue}/pause")
 @tells("/queues/{queue}/resume")
 async def pauses(seen: Seen, db: Db) -> None:

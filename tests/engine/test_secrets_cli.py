@@ -27,6 +27,7 @@ COMMANDS = {
     "jobs": [],
     "job": [ID],
     "explain": [ID],
+    "stack": [ID],
     "replay": [ID],
     "retry": [ID],
     "cancel": ["--queue", "q", "--yes"],

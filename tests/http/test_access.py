@@ -68,7 +68,8 @@ NEEDS = {
     | {"PUT /v1/schedules/{name}", "PATCH /v1/schedules/{name}", "DELETE /v1/schedules/{name}"}
     | {"POST /v1/operations/{operation_id}/stop"}
     | {"POST /v1/endpoints/{name}/disable", "POST /v1/endpoints/{name}/enable"}
-    | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"},
+    | {"POST /v1/schedules/{name}/run", "POST /v1/dead/mute", "POST /v1/workers/{worker_id}/ask"}
+    | {"POST /v1/jobs/{job_id}/stack", "GET /v1/jobs/{job_id}/stack"},
     "read": {
         "GET /v1/jobs",
         "GET /v1/jobs/{job_id}",

@@ -29,6 +29,7 @@ class Seen:
     page: Page
     address: str
     faults: list[str] = field(default_factory=list)
+    scripts: bool = True
 
     async def open(self, path: str) -> Page:
         """Opens a page of the dashboard."""
@@ -53,7 +54,7 @@ async def looking(browser: Browser, address: str, **context: Any) -> AsyncIterat
     options = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"} | context
     async with await browser.new_context(**options) as opened:
         page = await opened.new_page()
-        seen = Seen(page, address)
+        seen = Seen(page, address, scripts=options.get("java_script_enabled", True))
         page.on("console", lambda said: seen.faults.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: seen.faults.append(str(error)))
         page.on(

@@ -76,6 +76,7 @@ REFUSE = {
     "schedules enable": "nightly",
     "schedules remove": "nightly",
     "schedules run-now": "nightly",
+    "stack": "{running}",
     "token add": "n --scope read",
     "token revoke": "abcdefgh",
     "undepend": "{dead}",

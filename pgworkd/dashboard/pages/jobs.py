@@ -89,7 +89,9 @@ async def job(request: Request, job_id: JobId) -> Response:
         found = await reads.of("the job", question) or {"job": None, "reasons": []}
         audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
         waiting = await reads.of(WAITING, lambda admin: admin.batches.connected(job_id=job_id))
-        more = {"audit": audit, "ended": ENDED, **connected(access, waiting)}
+        may_ask = found["job"] is not None and access.allows("operate", found["job"].queue)
+        stack = await reads.of("the stack", lambda admin: admin.jobs.stack(job_id)) if may_ask else None
+        more = {"audit": audit, "ended": ENDED, "stack": stack, **connected(access, waiting)}
         return {"job_id": job_id, **more, **found}
 
     return await shown(request, "job.html", read)
@@ -113,6 +115,17 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard",
             return back(request, form.one("back", "/jobs"), done)
         outcomes, refused = await operate(admin.jobs, operation, ids)
     return back(request, form.one("back", "/jobs"), _told(outcomes, refused))
+
+
+@router.post("/jobs/{job_id}/stack")
+async def ask_stack(request: Request, job_id: JobId) -> Response:
+    """Asks the worker of a running job where in its code that is."""
+    needed_any(request, "operate")
+    form = await form_of(request)
+    async with gateway_of(request).admin(access_of(request).name) as admin:
+        await visible(request, admin, job_id, "operate")
+        await admin.jobs.ask_stack(job_id)
+    return back(request, form.one("back", f"/jobs/{job_id}"), "its worker is asked where it is")
 
 
 @router.post("/jobs/{operation}/matching")

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 
 from pgworkd.admin.explained import Explanation
 from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow
+from pgworkd.admin.stacks import Stack
 from pgworkd.client.new_job import ATTEMPTS_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX, NewJob
 from pgworkd.core import traces
 from pgworkd.core.job import Status
@@ -272,6 +273,10 @@ class Explained(Answer):
 
     id: UUID
     reasons: list[ReasonOut]
+
+
+class StackOut(Answer, row=Stack):
+    """Where in its code a running job is, as its worker answers within a heartbeat; `stack` is null until then."""
 
 
 class JobLine(Answer, row=JobRow):

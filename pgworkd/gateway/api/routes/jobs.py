@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
+from pgworkd.admin.admin import Admin
 from pgworkd.admin.queries import JobDetails
 from pgworkd.client import Enqueued, enqueue, enqueue_once
 from pgworkd.core.access import Access
@@ -25,6 +26,7 @@ from pgworkd.gateway.api.models.jobs import (
     JobOut,
     OnceJob,
     Result,
+    StackOut,
     Waiting,
 )
 from pgworkd.gateway.api.request.access import access_of, need
@@ -129,6 +131,27 @@ async def explain_job(request: Request, job_id: JobId) -> Response:
     return Json({"id": job_id, "reasons": [each._asdict() for each in reasons]})
 
 
+@router.post(
+    "/jobs/{job_id}/stack", status_code=202, response_model=StackOut, responses=documented("not-found", "conflict")
+)
+async def ask_stack(request: Request, job_id: JobId) -> Response:
+    """Ask the worker of a running job where in its code that is; GET has the answer, within a heartbeat."""
+    needed_any(request, "operate")
+    async with gateway_of(request).admin_transaction(access_of(request).name) as admin:
+        await visible(request, admin, job_id, "operate")
+        await admin.jobs.ask_stack(job_id)
+        return await _stack(admin, job_id, 202)
+
+
+@router.get("/jobs/{job_id}/stack", response_model=StackOut, responses=documented("not-found"))
+async def get_stack(request: Request, job_id: JobId) -> Response:
+    """What was asked and answered last, within the last hour: files, lines and functions, never values."""
+    needed_any(request, "operate")
+    async with gateway_of(request).admin() as admin:
+        await visible(request, admin, job_id, "operate")
+        return await _stack(admin, job_id, 200)
+
+
 @router.get(
     "/jobs/{job_id}/result",
     response_model=Result,
@@ -211,6 +234,12 @@ async def replay_job(
             raise Problem("conflict", f"job {job_id} is {from_.status}: it has not ended")
         made = await admin.jobs.replay(from_, keep_expires_at=keep_expires_at)
         return await call.answered(made._asdict(), 201, _place(request, made.id))
+
+
+async def _stack(admin: Admin, job_id: UUID, status: int) -> Response:
+    if (found := await admin.jobs.stack(job_id)) is None:
+        raise Problem("not-found", f"no stack of job {job_id} was asked for within the last hour: POST asks for one")
+    return Json(found._asdict(), status)
 
 
 def _place(request: Request, job_id: UUID) -> str:
