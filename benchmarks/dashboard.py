@@ -65,7 +65,8 @@ _LIVE_SQL = """
           FROM generate_series(1, %d) AS i) s"""
 _DEATHS_SQL = """
     INSERT INTO pgworkd.deaths (job_id, attempt, at, queue, kind, error_type, error)
-    SELECT id, attempts, failed_at, queue, coalesce(kind, queue), 'ValueError', error FROM pgworkd.jobs WHERE status = 'dead'
+    SELECT id, attempts, failed_at, queue, coalesce(kind, queue), 'ValueError', error
+    FROM pgworkd.jobs WHERE status = 'dead'
     ON CONFLICT DO NOTHING"""
 
 

@@ -64,6 +64,7 @@ REFUSE = {
     "endpoints set": "e --timeout-s 5",
     "keys free": "mail k",
     "migrate": "",
+    "operations stop": "1",
     "mute": "1 --until 2h",
     "pause": "mail",
     "queues pause": "mail",

@@ -72,6 +72,7 @@ class OperationOut(Answer, row=BackgroundOperation):
     """
 
     what: Literal["cancel", "retry", "discard"]
+    status: Status | None
     state: Literal["running", "stopped", "finished"]
 
 
