@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlencode
+from uuid import uuid4
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -139,6 +140,7 @@ def _environment() -> Environment:
         "mark": mark,
     }
     environment.globals["counted"] = counted
+    environment.globals["new_id"] = uuid4
     environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment

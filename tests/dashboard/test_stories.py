@@ -162,8 +162,9 @@ async def one_queue(seen: Seen, db: Db) -> None:
     await page.get_by_role("button", name="Enqueue").click()
     await expect(page.get_by_role("alert")).to_contain_text("JSON")
     await page.get_by_label("payload").fill('{"amount": 1.10}')
-    await press(page, "Enqueue", "is enqueued")
-    row = await db.fetchrow(
+    await page.get_by_role("button", name="Enqueue").dblclick()
+    await expect(page.get_by_role("status")).to_contain_text("enqueued")
+    (row,) = await db.fetch(
         "SELECT kind, payload::text, run_at > now() + interval '3500 s' FROM pgworkd.jobs WHERE kind IS NOT NULL"
     )
     assert tuple(row) == ("mail", '{"amount": 1.10}', True)

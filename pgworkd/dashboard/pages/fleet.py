@@ -7,12 +7,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
+from pgworkd.admin.admin import Admin
 from pgworkd.dashboard.names import PageName
+from pgworkd.dashboard.once import made_once
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.models.workers import AskIn
 from pgworkd.gateway.api.request.access import access_of, need
-from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.routes.fleet import shown_entries
 from pgworkd.gateway.api.routes.visible import needed_any
@@ -61,21 +62,19 @@ async def schedule(request: Request, name: PageName, act: Literal["run", "enable
     access = access_of(request)
     needed_any(request, "operate")
     form = await form_of(request)
-    async with gateway_of(request).admin(access.name) as admin:
+
+    async def do(admin: Admin) -> dict[str, Any]:
         queue = next((each.queue for each in await admin.schedules.find() if each.name == name), None)
         if queue is None or not access.allows("operate", queue):
             raise Problem("not-found", f"there is no schedule {name!r}")
+        acts = admin.schedules
         if act == "run":
-            said = f"job {await admin.schedules.run_now(name)} runs {name} now"
-        elif act == "enable":
-            await admin.schedules.enable(name)
-            said = f"{name} is enabled"
-        elif act == "remove":
-            await admin.schedules.remove(name)
-            said = f"{name} is removed"
-        else:
-            await admin.schedules.disable(name)
-            said = f"{name} is disabled"
+            return {"said": f"job {await acts.run_now(name)} runs {name} now"}
+        await {"enable": acts.enable, "disable": acts.disable, "remove": acts.remove}[act](name)
+        return {"said": f"{name} is {act.removesuffix('e')}ed"}
+
+    done, before = await made_once(request, form, do)
+    said = f"{done['said']}, as this form has asked before" if before else done["said"]
     return back(request, form.one("back", "/schedules"), said)
 
 

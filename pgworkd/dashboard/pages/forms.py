@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from uuid import uuid4
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -11,6 +12,7 @@ from pgworkd.admin.schedules import NewSchedule
 from pgworkd.core.validation import counted
 from pgworkd.dashboard.forms import FormField, FormPage, answered, fitted
 from pgworkd.dashboard.names import PageName, part
+from pgworkd.dashboard.once import made_once
 from pgworkd.dashboard.pages.jobs import naming_holders
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.render import pretty
@@ -22,7 +24,7 @@ from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.routes.queues import set_queue
-from pgworkd.gateway.api.routes.schedules import put_schedule
+from pgworkd.gateway.api.routes.schedules import stored
 from pgworkd.gateway.api.routes.visible import JobId, needed_any, visible
 from pgworkd.settings.queue import SETTINGS, EffectiveSetting, columns_of, effective_settings, unset
 
@@ -103,21 +105,26 @@ def _new_job(queue: str) -> FormPage:
         _DELAY,
     )
     place = f"/queues/{part(queue)}"
-    return FormPage(f"New job in {queue}", f"{place}/enqueue", place, "Enqueue", fields)
+    return FormPage(f"New job in {queue}", f"{place}/enqueue", place, "Enqueue", fields, once=str(uuid4()))
 
 
 @router.post("/queues/{queue}/enqueue")
 async def enqueue(request: Request, queue: PageName) -> Response:
     """Inserts a job."""
     access = need(request, "enqueue", queue)
-    page = _new_job(queue).sent(await form_of(request))
+    form = await form_of(request)
+    page = _new_job(queue).sent(form)
 
     async def act() -> Response:
         job = fitted(JobIn, {"payload": "{}", **page.given, "queue": queue})
-        async with gateway_of(request).admin(access.name) as admin:
-            made = await admin.jobs.enqueue(queue, job.payload, **job.options())
-        place = f"/jobs/{made.id}" if access.allows("read", queue) else page.place
-        return back(request, place, f"job {made.id} is enqueued")
+
+        async def make(admin: Admin) -> dict[str, Any]:
+            return {"id": str((await admin.jobs.enqueue(queue, job.payload, **job.options())).id)}
+
+        made, before = await made_once(request, form, make)
+        place = f"/jobs/{made['id']}" if access.allows("read", queue) else page.place
+        said = "was enqueued before by this form, which makes one" if before else "is enqueued"
+        return back(request, place, f"job {made['id']} {said}")
 
     return await answered(request, page, act)
 
@@ -167,11 +174,14 @@ async def edit(request: Request, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/replay")
 async def replay(request: Request, job_id: JobId) -> Response:
     """Inserts a new job like one that has ended."""
-    access = access_of(request)
     needed_any(request, "operate")
-    async with gateway_of(request).admin(access.name) as admin:
-        made = await admin.jobs.replay(await visible(request, admin, job_id, "operate"))
-    return back(request, f"/jobs/{made.id}", f"this job is like {job_id}, which has ended")
+
+    async def make(admin: Admin) -> dict[str, Any]:
+        return {"id": str((await admin.jobs.replay(await visible(request, admin, job_id, "operate"))).id)}
+
+    made, before = await made_once(request, await form_of(request), make)
+    said = "was made before, when that was replayed; to replay it again, press Replay there anew" if before else ""
+    return back(request, f"/jobs/{made['id']}", f"this job {said or f'is like {job_id}, which has ended'}")
 
 
 @router.get("/schedules/edit")
@@ -213,7 +223,7 @@ def _schedule(*, is_new: bool = True) -> FormPage:
         FormField("enabled", "yes", choices=("yes", "no")),
     )
     title = "New schedule" if is_new else "Edit schedule"
-    return FormPage(title, "/schedules/edit", "/schedules", "Save", fields)
+    return FormPage(title, "/schedules/edit", "/schedules", "Save", fields, once=str(uuid4()) if is_new else "")
 
 
 _MISSED = ("skip", "once", "all")
@@ -228,9 +238,8 @@ async def put(request: Request) -> Response:
     name, is_new = form.one("name"), not form.one("was.name")
     page = _schedule(is_new=is_new).sent(form)
 
-    async def act() -> Response:
-        async with gateway_of(request).admin(access.name) as admin:
-            found = await admin.schedules.get(name)
+    async def make(admin: Admin) -> dict[str, Any]:
+        found = await admin.schedules.get(name)
         if is_new and found is not None and access.allows("operate", found.queue):
             said = "there is a schedule of this name: edit that one, or take another name"
             raise Problem("conflict", errors=[{"pointer": "/name", "detail": said}])
@@ -240,8 +249,13 @@ async def put(request: Request) -> Response:
         if not is_new and not wanted["payload"]:
             wanted["payload"] = found.payload_text if found else "{}"
         given = {key: text for key, text in wanted.items() if text and key != "name"}
-        await put_schedule(request, name, fitted(ScheduleIn, given))
-        return back(request, page.leads_to, f"schedule {name} is saved")
+        await stored(request, admin, name, fitted(ScheduleIn, given))
+        return {}
+
+    async def act() -> Response:
+        _, before = await made_once(request, form, make)
+        said = "was saved before by this form" if before else "is saved"
+        return back(request, page.leads_to, f"schedule {name} {said}")
 
     return await answered(request, page, act)
 
