@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python
 from tests.kits.planting import Planted
 
-_ONCE, _BROWSER = (f"tests/dashboard/test_{name}.py" for name in ("once", "browser"))
+_ONCE, _BROWSER, _FILTERS = (f"tests/dashboard/test_{name}.py" for name in ("once", "browser", "filters"))
 
 BUGS = (
     python(
@@ -30,5 +30,33 @@ BUGS = (
             "    if (false || (question",
         ),
         tests=f"{_BROWSER} -k double",
+    ),
+    python(
+        "who may not see payloads learns of them by a filter",
+        "dashboard/pages/jobs",
+        '        need(request, "payload", queue)',
+        "        pass",
+        tests=_FILTERS,
+    ),
+    python(
+        "what is done to all that match ignores a filter",
+        "dashboard/pages/jobs",
+        "for name in LISTED_ONLY if form.one(name)]",
+        "for name in () if form.one(name)]",
+        tests=_FILTERS,
+    ),
+    python(
+        "a filter reads the payloads of a long list",
+        "admin/listing",
+        "is_broad = self.payload is not None or all(",
+        "is_broad = all(",
+        tests=_FILTERS,
+    ),
+    python(
+        "a filter takes a text for a number",
+        "admin/payload_filter",
+        "found = json.loads(text) if text.startswith",
+        "found = json.loads(text) if False and text.startswith",
+        tests=_FILTERS,
     ),
 )

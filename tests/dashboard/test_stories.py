@@ -92,6 +92,10 @@ async def matching(seen: Seen, db: Db) -> None:
     await press(page, "Retry all", "3 jobs retried")
     assert await v.statuses(db, ids) == ["pending"] * 3
     page = await seen.open("/jobs?queue=q")
+    await page.get_by_label("Payload").fill("a.b:7")
+    await page.get_by_role("button", name="Show").click()
+    await expect(page.get_by_role("button", name="Cancel all")).to_have_count(0)
+    page = await seen.open("/jobs?queue=q")
     await press(page, "Cancel all", "3 jobs cancelled")
     await died(db, 2)
     page = await seen.open("/jobs?queue=q&status=dead")

@@ -14,6 +14,7 @@ from pgworkd.admin.admin import Admin
 from pgworkd.admin.jobs import JobSelection
 from pgworkd.admin.listing import Listed, Page
 from pgworkd.admin.operations import first_matching, operate
+from pgworkd.admin.payload_filter import CHARS_MAX, payload_terms
 from pgworkd.admin.refusals import Refused
 from pgworkd.core.job import ENDED, Status
 from pgworkd.core.validation import counted
@@ -27,12 +28,15 @@ from pgworkd.gateway.api.models.jobs import Instant
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.routes.operate import Worker
 from pgworkd.gateway.api.routes.visible import JobId, needed_any, reasons_for, unknown_job, visible
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
 NAMES_MAX = 200
 SELECTED_MAX = 1000
+LISTED_ONLY = ("payload", "worker", "schedule", "since", "until")
+"""Filters of the list that acts on all that match do not have."""
 STATES = tuple(str(each) for each in Status)
 
 
@@ -48,6 +52,9 @@ async def jobs(
     group: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
     since: Instant | None = None,
     until: Instant | None = None,
+    worker: Worker | None = None,
+    schedule: Annotated[str | None, Query(max_length=200)] = None,
+    payload: Annotated[str | None, Query(max_length=CHARS_MAX)] = None,
     before: UUID | None = None,
 ) -> Response:
     """Jobs that match, the newest first."""
@@ -55,8 +62,11 @@ async def jobs(
     needed_any(request, "read")
     if queue is not None:
         need(request, "read", queue)
+    if payload is not None:  # who may not see payloads must not learn of them by asking
+        need(request, "payload", queue)
     may_read = access.allows("read", queue)
-    wanted = Listed(queue, kind, status, key, batch, group, since, until)
+    terms = payload_terms(payload or "")
+    wanted = Listed(queue, kind, status, key, batch, group, since, until, worker, schedule, terms)
 
     async def read(reads: Questions) -> dict[str, Any]:
         found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS)) if may_read else None
@@ -69,6 +79,8 @@ async def jobs(
             "states": STATES,
             "may_read": may_read,
             "before": before,
+            "payload": payload or "",
+            "rows_max": ROWS,
         }
 
     return await shown(request, "jobs.html", read)
@@ -119,6 +131,9 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard",
 async def act_on_matching(request: Request, operation: Literal["retry", "cancel", "discard"]) -> Response:
     """Does something to the jobs that match the filter in the form, up to SELECTED_MAX."""
     form = await form_of(request)
+    if beyond := [name for name in LISTED_ONLY if form.one(name)]:
+        said = f"what is done to all that match takes no filter by {beyond[0]}: select the jobs, or leave it out"
+        raise Problem("invalid", said)
     queue, kind, key, status = (form.one(name) or None for name in ("queue", "kind", "key", "status"))
     access = need(request, "operate", queue)
     try:
