@@ -10,6 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 from fastapi import Request
 
+from pgworkd.core.masks import Masks
 from pgworkd.dashboard.callers import Callers
 from pgworkd.dashboard.reads import Kept
 from pgworkd.database.requests import RequestPool
@@ -26,6 +27,8 @@ class Dashboard:
 
     def __init__(self, gateway: Gateway) -> None:
         self.callers = Callers(gateway)
+        self.masks = Masks(gateway.options.mask)
+        """What no page shows of payloads, results and metadata."""
         database = gateway.options.dashboard_database or gateway.options.database
         self.options = replace(database, command_timeout_s=STATEMENT_S, any_server=True)
         self.pool = RequestPool(self.options, CONNECTIONS_MAX, only_reads=True)

@@ -6,9 +6,7 @@ quoted only if it cannot be an address with a password.
 
 from __future__ import annotations
 
-import re
 import socket
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -29,10 +27,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from pgworkd.core.access import SCOPES
-from pgworkd.core.address import is_host, is_network, is_open_to_others, listed, parse_address, url_fault
+from pgworkd.core.address import is_open_to_others, listed, parse_address, url_fault
 from pgworkd.core.durations import seconds_of
-from pgworkd.core.mail_url import is_mail_address, mail_server
+from pgworkd.core.mail_url import mail_server
 from pgworkd.errors import UsageError
 from pgworkd.process.redaction import hide, redacted
 from pgworkd.settings.conninfo import conninfo
@@ -50,21 +47,9 @@ from pgworkd.settings.file import (
     read_file,
     unknown_names,
 )
+from pgworkd.settings.texts import TEXTS
 from pgworkd.settings.tls import weakness
 
-_APP = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_ENVIRONMENT = re.compile(r"[\w.-]{1,200}")  # it is stored, and an address may hold a password
-_TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
-    "app": (_APP.fullmatch, "module:attribute, for example notes.jobs:app"),
-    "environment": (_ENVIRONMENT.fullmatch, "a word, such as production: letters, digits, _ . and -, at most 200"),
-    "smtp_from": (is_mail_address, "a mail address, for example jobs@example.com"),
-    "http_hosts": (is_host, "names of hosts without ports, or *"),
-    "http_proxies": (is_network, "addresses or networks, such as 10.0.0.0/8"),
-    "http_with": (re.compile("api|dashboard|workers").fullmatch, "one or more of api, dashboard, workers"),
-    "http_user_scopes": (SCOPES.__contains__, f"scopes: {', '.join(SCOPES)}"),
-    "http_user_header": (re.compile("[A-Za-z0-9-]{1,100}").fullmatch, "the name of a header, such as X-Forwarded-User"),
-}
-"""What the text of a setting, or each text of a list, must be."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
@@ -155,6 +140,9 @@ class Settings(BaseSettings):
         None, description="Header in which a proxy of http_proxies names who looks at the dashboard: X-Forwarded-User"
     )
     http_user_scopes: str = Field("read", description="What those may do: scopes as of tokens, comma-separated")
+    http_mask: str = Field(
+        "", description="Members that no page shows, comma-separated: payload.*.email, result.**.token"
+    )
     http_hosts: str = Field(
         "", description="Accepted Host headers, comma-separated; the gateway's own names are always accepted"
     )
@@ -233,7 +221,7 @@ class Settings(BaseSettings):
     @field_validator("app", "environment", "smtp_from", "http_user_header")
     @classmethod
     def _check_text(cls, value: str | None, info: ValidationInfo) -> str | None:
-        fits, what = _TEXTS[info.field_name or ""]
+        fits, what = TEXTS[info.field_name or ""]
         if value is not None and not fits(value):
             raise ValueError(f"must be {what}")
         return value
@@ -255,10 +243,10 @@ class Settings(BaseSettings):
             parse_address(value)
         return value
 
-    @field_validator("http_hosts", "http_proxies", "http_with", "http_user_scopes")
+    @field_validator("http_hosts", "http_proxies", "http_with", "http_user_scopes", "http_mask")
     @classmethod
     def _check_listed(cls, value: str, info: ValidationInfo) -> str:
-        fits, what = _TEXTS[info.field_name or ""]
+        fits, what = TEXTS[info.field_name or ""]
         given = listed(value) or [value] * (info.field_name == "http_with")
         if wrong := [each for each in given if not fits(each)]:
             raise ValueError(f"must be {what}; {quoted(wrong[0])} is none")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python
 from tests.kits.planting import Planted
 
-_ONCE, _BROWSER, _FILTERS = (f"tests/dashboard/test_{name}.py" for name in ("once", "browser", "filters"))
+_NAMES = ("once", "browser", "filters", "masks")
+_ONCE, _BROWSER, _FILTERS, _MASKS = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
 
 BUGS = (
     python(
@@ -58,5 +59,33 @@ BUGS = (
         "found = json.loads(text) if text.startswith",
         "found = json.loads(text) if False and text.startswith",
         tests=_FILTERS,
+    ),
+    python(
+        "a form writes stars into a payload",
+        "dashboard/pages/forms",
+        "has_payload=seen(request, job).payload == job.payload)",
+        "has_payload=True)",
+        tests=_MASKS,
+    ),
+    python(
+        "the audit shows what is masked",
+        "dashboard/pages/fleet",
+        "masks.members(each[name])",
+        "each[name]",
+        tests=_MASKS,
+    ),
+    python(
+        "a filter asks for what is masked",
+        "dashboard/pages/jobs",
+        "masks.hides(f",
+        "masks.hides('x' f",
+        tests=_MASKS,
+    ),
+    python(
+        "a name that is there twice is not masked",
+        "core/masks",
+        ", object_pairs_hook=_object)",
+        ")",
+        tests=_MASKS,
     ),
 )

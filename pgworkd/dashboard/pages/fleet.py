@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
+from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.names import PageName
 from pgworkd.dashboard.once import made_once
 from pgworkd.dashboard.reads import Questions
@@ -95,6 +96,8 @@ async def audit(
         question = lambda admin: admin.audit(job, queue or None, ENTRIES, before=before)  # noqa: E731
         rows = await reads.of("audit", question) or []
         entries = shown_entries(access_of(request), [row._asdict() for row in rows])
+        masks = dashboard_of(request).masks
+        entries = [each | {name: masks.members(each[name]) for name in ("before", "after")} for each in entries]
         more = rows[-1].id if len(rows) == ENTRIES else None
         return {"entries": entries, "queue": queue, "job": job, "before": before, "more": more}
 

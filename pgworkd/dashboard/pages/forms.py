@@ -10,10 +10,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.schedules import NewSchedule
 from pgworkd.core.validation import counted
+from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.forms import FormField, FormPage, answered, fitted
 from pgworkd.dashboard.names import PageName, part
 from pgworkd.dashboard.once import made_once
-from pgworkd.dashboard.pages.jobs import naming_holders
+from pgworkd.dashboard.pages.jobs import naming_holders, seen
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.render import pretty
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
@@ -31,6 +32,7 @@ from pgworkd.settings.queue import SETTINGS, EffectiveSetting, columns_of, effec
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 SHOWN_CHARS = 10_000
 """Larger payloads are not in forms: each is sent twice, in up to six times as many bytes, with what it was before."""
+_MASKED = " Parts of its payload are masked here, so it is not in this form, and stays as it is."
 _INSTANT = "2027-01-31T07:00:00Z"
 _AS_IT_IS = "A JSON object. While it is empty here, it stays as it is."
 _RUN_AT = FormField("run_at", help="The instant from which it may run, with its zone.", hint=_INSTANT)
@@ -139,7 +141,7 @@ async def edited_job(request: Request, job_id: JobId) -> Response:
         values = {"priority": str(job.priority), "run_at": "" if job.run_at is None else job.run_at.isoformat()}
         if access_of(request).allows("payload", job.queue):
             values["payload"] = _shown(job.payload)
-        return _edited(job_id).filled(values)
+        return _edited(job_id, has_payload=seen(request, job).payload == job.payload).filled(values)
 
     async def read(reads: Questions) -> dict[str, Any]:
         return {"form": await reads.of("the job", question)}
@@ -147,9 +149,9 @@ async def edited_job(request: Request, job_id: JobId) -> Response:
     return await shown(request, "form.html", read)
 
 
-def _edited(job_id: JobId) -> FormPage:
-    fields = (FormField("payload", help=_AS_IT_IS, is_json=True), _PRIORITY, _RUN_AT, _DELAY)
-    note = "What is changed here is changed if the job still waits."
+def _edited(job_id: JobId, *, has_payload: bool) -> FormPage:
+    fields = (FormField("payload", help=_AS_IT_IS, is_json=True), _PRIORITY, _RUN_AT, _DELAY)[not has_payload :]
+    note = "What is changed here is changed if the job still waits." + _MASKED * (not has_payload)
     return FormPage(f"Edit job {job_id}", f"/jobs/{job_id}/edit", f"/jobs/{job_id}", "Save", fields, note)
 
 
@@ -158,7 +160,8 @@ async def edit(request: Request, job_id: JobId) -> Response:
     """Changes what the form has changed; what is empty stays as it is."""
     access = access_of(request)
     needed_any(request, "operate")
-    page = _edited(job_id).sent(await form_of(request))
+    form = await form_of(request)
+    page = _edited(job_id, has_payload=bool(form.all("payload"))).sent(form)
 
     async def act() -> Response:
         wanted = fitted(Edit, {name: text for name, text in page.changed.items() if text})
@@ -200,13 +203,14 @@ async def edited_schedule(request: Request, *, name: Annotated[str, Query(max_le
             raise Problem("not-found", f"there is no schedule {name!r}")
         values = {"name": name} | _texts(found)
         values["payload"] = _shown(found.payload_text) if access.allows("payload", found.queue) else ""
-        return {"form": _schedule(is_new=False).filled(values)}
+        is_whole = dashboard_of(request).masks.text("payload", found.payload_text) == found.payload_text
+        return {"form": _schedule(is_new=False, has_payload=is_whole).filled(values)}
 
     return await shown(request, "form.html", read)
 
 
-def _schedule(*, is_new: bool = True) -> FormPage:
-    fields = (
+def _schedule(*, is_new: bool = True, has_payload: bool = True) -> FormPage:
+    fields = [
         FormField("name", is_fixed=not is_new),
         FormField("queue", is_fixed=not is_new),
         FormField("kind", hint="the queue's own handler"),
@@ -221,9 +225,11 @@ def _schedule(*, is_new: bool = True) -> FormPage:
         FormField("max_attempts", hint="as the handler or the queue has it"),
         FormField("timeout_s", help="Seconds per attempt.", hint="as the handler or the queue has it"),
         FormField("enabled", "yes", choices=("yes", "no")),
-    )
-    title = "New schedule" if is_new else "Edit schedule"
-    return FormPage(title, "/schedules/edit", "/schedules", "Save", fields, once=str(uuid4()) if is_new else "")
+    ]
+    if not has_payload:
+        fields = [each for each in fields if each.name != "payload"]
+    title, note = "New schedule" if is_new else "Edit schedule", "" if has_payload else _MASKED.strip()
+    return FormPage(title, "/schedules/edit", "/schedules", "Save", fields, note, once=str(uuid4()) if is_new else "")
 
 
 _MISSED = ("skip", "once", "all")
@@ -236,7 +242,7 @@ async def put(request: Request) -> Response:
     needed_any(request, "operate")
     form = await form_of(request)
     name, is_new = form.one("name"), not form.one("was.name")
-    page = _schedule(is_new=is_new).sent(form)
+    page = _schedule(is_new=is_new, has_payload=is_new or bool(form.all("payload"))).sent(form)
 
     async def make(admin: Admin) -> dict[str, Any]:
         found = await admin.schedules.get(name)

@@ -15,9 +15,11 @@ from pgworkd.admin.jobs import JobSelection
 from pgworkd.admin.listing import Listed, Page
 from pgworkd.admin.operations import first_matching, operate
 from pgworkd.admin.payload_filter import CHARS_MAX, payload_terms
+from pgworkd.admin.queries import JobDetails
 from pgworkd.admin.refusals import Refused
 from pgworkd.core.job import ENDED, Status
 from pgworkd.core.validation import counted
+from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.draw.attempts import timeline
 from pgworkd.dashboard.draw.states import diagram
 from pgworkd.dashboard.pages.batches import WAITING, connected
@@ -66,6 +68,9 @@ async def jobs(
         need(request, "payload", queue)
     may_read = access.allows("read", queue)
     terms = payload_terms(payload or "")
+    for term in terms or ():
+        if dashboard_of(request).masks.hides(f"payload.{term.path}"):
+            raise Problem("invalid", f"payload: {term.path} is masked: no page shows it, nor finds jobs by it")
     wanted = Listed(queue, kind, status, key, batch, group, since, until, worker, schedule, terms)
 
     async def read(reads: Questions) -> dict[str, Any]:
@@ -94,7 +99,7 @@ async def job(request: Request, job_id: JobId) -> Response:
 
     async def read(reads: Questions) -> dict[str, Any]:
         async def question(admin: Admin) -> dict[str, Any]:
-            found = await visible(request, admin, job_id, "read")
+            found = seen(request, await visible(request, admin, job_id, "read"))
             drawn = {"states": diagram(found.status), "timeline": timeline(found, datetime.now(UTC))}
             return {"job": found, "reasons": await reasons_for(access, admin, job_id), **drawn}
 
@@ -168,6 +173,14 @@ async def naming_holders(request: Request, ids: Sequence[UUID]) -> AsyncIterator
         job_id, pid, who = holders[0]
         said = f"nothing was done: pid {pid} ({who}) has locked job {job_id}: end that transaction"
         raise Problem("timeout", f"{said}, or SELECT pg_terminate_backend({pid})") from error
+
+
+def seen(request: Request, found: JobDetails) -> JobDetails:
+    """A job as pages show it, with payload, result and metadata as `mask` has them."""
+    masks = dashboard_of(request).masks
+    texts: dict[str, Any] = {name: getattr(found, name) for name in ("payload", "result", "meta")}
+    masked: dict[str, Any] = {name: text and masks.text(name, text) for name, text in texts.items()}
+    return found._replace(**masked)
 
 
 def _told(outcomes: Mapping[str, int], refused: Sequence[Refused], more: str = "") -> str:
