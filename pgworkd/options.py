@@ -72,6 +72,7 @@ def gateway_options(settings: Settings, address: str | None = None) -> GatewayOp
         user_header=settings.http_user_header,
         user_scopes=dict.fromkeys(listed(settings.http_user_scopes)),
         mask=listed(settings.http_mask),
+        frame_url=settings.http_frame_url,
         name=settings.worker_name,
         poll_s=settings.poll_s,
         statistics=settings.statistics == "on",

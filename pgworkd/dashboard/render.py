@@ -187,10 +187,12 @@ def _version(name: str) -> str:
 def page(
     request: Request, template: str, *, access: Access | None = None, status: int = 200, **context: Any
 ) -> Response:
-    """A whole page; `access`: of who looks, None: nobody has signed in."""
+    """A whole page; `access`: of who looks, None: nobody has signed in. `frame`: address and origin of a page in it."""
     said = unquote(request.cookies.get(SAID_COOKIE, ""))
     found = _ENVIRONMENT().get_template(template)
     answer = HTMLResponse(found.render(_context(request, access, {"said": said} | context)), status, _HEADERS)
+    if context.get("frame"):
+        answer.headers["Content-Security-Policy"] += f"; frame-src {context['frame'][1]}"
     if said:
         answer.delete_cookie(SAID_COOKIE, path=_cookie_path(request))
     return answer

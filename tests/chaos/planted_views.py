@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python
 from tests.kits.planting import Planted
 
-_NAMES = ("once", "browser", "filters", "masks")
-_ONCE, _BROWSER, _FILTERS, _MASKS = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
+_NAMES = ("once", "browser", "filters", "masks", "frame")
+_ONCE, _BROWSER, _FILTERS, _MASKS, _FRAME = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
 
 BUGS = (
     python(
@@ -87,5 +87,19 @@ BUGS = (
         ", object_pairs_hook=_object)",
         ")",
         tests=_MASKS,
+    ),
+    python(
+        "the policy lets pages have frames of anywhere",
+        "dashboard/render",
+        "; frame-src {context['frame'][1]}",
+        "; frame-src https:",
+        tests=_FRAME,
+    ),
+    python(
+        "an address of a frame adds to the policy",
+        "core/address",
+        "or not _URL.fullmatch(url):",
+        "or False:",
+        tests=_FRAME,
     ),
 )

@@ -57,6 +57,7 @@ class GatewayOptions:
     requests_per_s: per caller, with as many at once. dashboard: serve pages, read from `dashboard_database` (None:
     `database`). user_header: in it a trusted proxy names who looks, to do what `user_scopes` say.
     mask: members of payloads, results and metadata that no page shows, such as payload.*.email.
+    frame_url: of a page that the overview embeds.
     api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
     these: the shortest `keep_days` of all gateways and daemons decides what is deleted. name: of this gateway. poll_s:
     seconds between polls for remote workers that wait. statistics: collect samples of all queues, and what ended.
@@ -77,6 +78,7 @@ class GatewayOptions:
     user_header: str | None = None
     user_scopes: Mapping[str, Sequence[str] | None] = field(default_factory=lambda: {"read": None})
     mask: Sequence[str] = ()
+    frame_url: str | None = None
     name: str = field(default_factory=socket.gethostname)
     poll_s: float = 2.0
     statistics: bool = True
