@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python
 from tests.kits.planting import Planted
 
-_NAMES = ("once", "browser", "filters", "masks", "frame")
-_ONCE, _BROWSER, _FILTERS, _MASKS, _FRAME = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
+_NAMES = ("once", "browser", "filters", "masks", "frame", "audit")
+_ONCE, _BROWSER, _FILTERS, _MASKS, _FRAME, _AUDIT = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
 
 BUGS = (
     python(
@@ -70,8 +70,8 @@ BUGS = (
     python(
         "the audit shows what is masked",
         "dashboard/pages/fleet",
-        "masks.members(each[name])",
-        "each[name]",
+        "masks.members(each[side])",
+        "each[side]",
         tests=_MASKS,
     ),
     python(
@@ -101,5 +101,12 @@ BUGS = (
         "or not _URL.fullmatch(url):",
         "or False:",
         tests=_FRAME,
+    ),
+    python(
+        "the audit shows a payload of any length",
+        "dashboard/changes",
+        "return text if len(text) <= CHARS_MAX else",
+        "return text if True else",
+        tests=_AUDIT,
     ),
 )

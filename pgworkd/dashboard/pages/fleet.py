@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
+from pgworkd.admin.queries import AuditRow
 from pgworkd.dashboard.app import dashboard_of
+from pgworkd.dashboard.changes import changes
 from pgworkd.dashboard.names import PageName
 from pgworkd.dashboard.once import made_once
 from pgworkd.dashboard.reads import Questions
@@ -22,6 +25,15 @@ from pgworkd.gateway.api.routes.workers import WorkerPath, ask
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ENTRIES = 100
+
+
+def told(request: Request, rows: Sequence[AuditRow]) -> list[dict[str, Any]]:
+    """Entries of the audit as pages show them to who looks, with what has changed in each."""
+    masks = dashboard_of(request).masks
+    entries = shown_entries(access_of(request), [row._asdict() for row in rows])
+    return [
+        each | {"changes": changes(*(masks.members(each[side]) for side in ("before", "after")))} for each in entries
+    ]
 
 
 @router.get("/workers")
@@ -95,9 +107,7 @@ async def audit(
     async def read(reads: Questions) -> dict[str, Any]:
         question = lambda admin: admin.audit(job, queue or None, ENTRIES, before=before)  # noqa: E731
         rows = await reads.of("audit", question) or []
-        entries = shown_entries(access_of(request), [row._asdict() for row in rows])
-        masks = dashboard_of(request).masks
-        entries = [each | {name: masks.members(each[name]) for name in ("before", "after")} for each in entries]
+        entries = told(request, rows)
         more = rows[-1].id if len(rows) == ENTRIES else None
         return {"entries": entries, "queue": queue, "job": job, "before": before, "more": more}
 

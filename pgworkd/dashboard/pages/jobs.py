@@ -23,6 +23,7 @@ from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.draw.attempts import timeline
 from pgworkd.dashboard.draw.states import diagram
 from pgworkd.dashboard.pages.batches import WAITING, connected
+from pgworkd.dashboard.pages.fleet import told
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.errors import DatabaseBusy
@@ -106,7 +107,7 @@ async def job(request: Request, job_id: JobId) -> Response:
         found = await reads.of("the job", question) or {"job": None, "reasons": []}
         audit = await reads.of("audit", lambda admin: admin.audit(job_id, None, 20)) or []
         waiting = await reads.of(WAITING, lambda admin: admin.batches.connected(job_id=job_id))
-        more = {"audit": audit, "ended": ENDED, **connected(access, waiting)}
+        more = {"audit": told(request, audit), "ended": ENDED, **connected(access, waiting)}
         return {"job_id": job_id, **more, **found}
 
     return await shown(request, "job.html", read)
