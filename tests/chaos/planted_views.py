@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.chaos.bug import Bug, python
 from tests.kits.planting import Planted
 
-_NAMES = ("once", "browser", "filters", "masks", "frame", "audit")
-_ONCE, _BROWSER, _FILTERS, _MASKS, _FRAME, _AUDIT = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
+_NAMES = ("once", "browser", "filters", "masks", "frame", "audit", "acts")
+_ONCE, _BROWSER, _FILTERS, _MASKS, _FRAME, _AUDIT, _ACTS = (f"tests/dashboard/test_{name}.py" for name in _NAMES)
 
 BUGS = (
     python(
@@ -108,5 +108,19 @@ BUGS = (
         "return text if len(text) <= CHARS_MAX else",
         "return text if True else",
         tests=_AUDIT,
+    ),
+    python(
+        "who may act on jobs of some queues gives those of all a priority",
+        "dashboard/pages/jobs",
+        '        if not access.allows("operate"):',
+        '        if operation != "prioritize" and not access.allows("operate"):',
+        tests=_ACTS,
+    ),
+    python(
+        "a job that runs keeps all others from another priority",
+        "admin/queries",
+        "AND j.status IN ('pending', 'blocked', 'failed')\n        ORDER BY j.id FOR UPDATE",
+        "ORDER BY j.id FOR UPDATE",
+        tests=_ACTS,
     ),
 )

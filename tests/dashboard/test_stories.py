@@ -65,7 +65,7 @@ async def died(db: Db, count: int) -> list[Any]:
     return ids
 
 
-@tells("/jobs/{operation}", "retry", "cancel", "discard", "undepend")
+@tells("/jobs/{operation}", "retry", "cancel", "discard", "undepend", "prioritize")
 async def jobs(seen: Seen, db: Db) -> None:
     ids = await died(db, 2)
     page = await seen.open(f"/jobs/{ids[0]}")
@@ -82,6 +82,13 @@ async def jobs(seen: Seen, db: Db) -> None:
     page = await seen.open(f"/jobs/{second}")
     await press(page, "Drop its dependencies", "dependencies of 1 job dropped")
     assert await v.statuses(db, [second]) == ["pending"]
+    page = await seen.open("/jobs?queue=q")
+    await page.locator(f"#row-{second} input").check()
+    await page.get_by_label("Priority").fill("9")
+    await page.keyboard.press("Enter")  # which would press the first button, Retry
+    await press(page, "Set", "1 job given priority 9", "#jobs")
+    rows = await db.fetch("SELECT id, priority FROM pgworkd.jobs WHERE id = ANY ($1)", [first, second])
+    assert dict(rows) == {first: 0, second: 9}
 
 
 @tells("/jobs/{operation}/matching", "retry", "cancel", "discard")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -11,7 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
-from pgworkd.admin.jobs import JobSelection
+from pgworkd.admin.jobs import PRIORITIES, JobSelection
 from pgworkd.admin.listing import Listed, Page
 from pgworkd.admin.operations import first_matching, operate
 from pgworkd.admin.payload_filter import CHARS_MAX, payload_terms
@@ -40,6 +41,7 @@ NAMES_MAX = 200
 SELECTED_MAX = 1000
 LISTED_ONLY = ("payload", "worker", "schedule", "since", "until")
 """Filters of the list that acts on all that match do not have."""
+_PRIORITY = re.compile(r"[-+]?\d{1,10}", re.ASCII)
 STATES = tuple(str(each) for each in Status)
 
 
@@ -114,7 +116,7 @@ async def job(request: Request, job_id: JobId) -> Response:
 
 
 @router.post("/jobs/{operation}")
-async def act(request: Request, operation: Literal["retry", "cancel", "discard", "undepend"]) -> Response:
+async def act(request: Request, operation: Literal["retry", "cancel", "discard", "undepend", "prioritize"]) -> Response:
     """Does something to the jobs that are selected in the form."""
     access = access_of(request)
     needed_any(request, "operate")
@@ -126,6 +128,13 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard",
             queues = await admin.jobs.queues(ids)
             if wrong := [each for each in ids if each not in queues or not access.allows("operate", queues[each])]:
                 raise unknown_job(wrong[0])
+        if operation == "prioritize":
+            priority = _priority(form.one("priority"))
+            left = len(ids) - (waiting := len(await admin.jobs.prioritize(ids, priority)))
+            rest = f"; {counted(left, 'job')} left: only those that wait have a place to change" * bool(left)
+            return back(
+                request, form.one("back", "/jobs"), f"{counted(waiting, 'job')} given priority {priority}{rest}"
+            )
         if operation == "undepend":
             done = f"dependencies of {counted(len(await admin.jobs.undepend(ids)), 'job')} dropped"
             return back(request, form.one("back", "/jobs"), done)
@@ -137,11 +146,11 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard",
 async def act_on_matching(request: Request, operation: Literal["retry", "cancel", "discard"]) -> Response:
     """Does something to the jobs that match the filter in the form, up to SELECTED_MAX."""
     form = await form_of(request)
+    queue, kind, key, status = (form.one(name) or None for name in ("queue", "kind", "key", "status"))
+    access = need(request, "operate", queue)
     if beyond := [name for name in LISTED_ONLY if form.one(name)]:
         said = f"what is done to all that match takes no filter by {beyond[0]}: select the jobs, or leave it out"
         raise Problem("invalid", said)
-    queue, kind, key, status = (form.one(name) or None for name in ("queue", "kind", "key", "status"))
-    access = need(request, "operate", queue)
     try:
         batch = UUID(form.one("batch")) if form.one("batch") else None
         group = int(form.one("group")) if form.one("group") else None
@@ -188,6 +197,12 @@ def _told(outcomes: Mapping[str, int], refused: Sequence[Refused], more: str = "
     said = [f"{counted(count, 'job')} {outcome}" for outcome, count in outcomes.items() if count]
     said += [f"{counted(len(refused), 'job')} left as they are: {refused[0].reason}"] if refused else []
     return "; ".join([*said, *([more] if more else [])])
+
+
+def _priority(given: str) -> int:
+    if not _PRIORITY.fullmatch(given.strip()):
+        raise Problem("invalid", f"priority: give a whole number from {PRIORITIES[0]} to {PRIORITIES[1]}")
+    return int(given)
 
 
 def _ids(given: Sequence[str]) -> list[UUID]:
