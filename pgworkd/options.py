@@ -72,6 +72,8 @@ def gateway_options(settings: Settings, address: str | None = None) -> GatewayOp
         dashboard_database=None if pages is None else replace(database, dsn=pages.get_secret_value()),
         user_header=settings.http_user_header,
         user_scopes=dict.fromkeys(listed(settings.http_user_scopes)),
+        mask=listed(settings.http_mask),
+        frame_url=settings.http_frame_url,
         name=settings.worker_name,
         poll_s=settings.poll_s,
         statistics=settings.statistics == "on",

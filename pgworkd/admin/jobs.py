@@ -37,6 +37,7 @@ OPERATIONS = {
     "discard": ("dead",),
 }
 """The operations on all jobs that match, and the statuses of the jobs to which each applies."""
+PRIORITIES = (-(2**31), 2**31 - 1)
 _UNIQUE_VIOLATION = "23505"
 
 
@@ -292,6 +293,12 @@ class JobOperations:
         validation.bounded(len(ids))
         return set(await self._connection.value("SELECT pgworkd.undepend($1)", ids))
 
+    async def prioritize(self, ids: Sequence[UUID], priority: int) -> set[UUID]:
+        """Gives waiting jobs a priority, an int4; the ids of those that wait, and have it now. At most ROWS_MAX ids."""
+        validation.bounded(len(ids))
+        wanted = validation.whole(priority, "priority", *PRIORITIES)
+        return {row[0] for row in await self._connection.fetch(sql.PRIORITIZE, ids, wanted)}
+
     async def edit(
         self,
         job_id: UUID,
@@ -318,7 +325,7 @@ class JobOperations:
             payload_text,
             None if run_at is None else validation.instant(run_at, "run_at"),
             None if delay_s is None else delay_seconds(delay_s, "delay_s"),
-            None if priority is None else validation.whole(priority, "priority", -(2**31), 2**31 - 1),
+            None if priority is None else validation.whole(priority, "priority", *PRIORITIES),
         )
         return list(answer)
 

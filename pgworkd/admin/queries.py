@@ -312,6 +312,11 @@ MATCHING = "SELECT ids, last FROM pgworkd.matching($1, $2, $3, $4, $5, $6, $7, $
 EDIT = """SELECT coalesce(array_agg(k.name ORDER BY k.name), '{}') FROM jsonb_object_keys(pgworkd.edit($1,
     $2::text::jsonb, coalesce($3::text::timestamptz, pgworkd.clock() + make_interval(secs => $4::float8)), $5)
     ) AS k (name)"""
+# All are locked first, in the order of their ids as by cancel(): those that are claimed meanwhile are left out.
+PRIORITIZE = """WITH waiting AS MATERIALIZED (
+        SELECT j.id FROM pgworkd.jobs j WHERE j.id = ANY ($1::uuid[]) AND j.status IN ('pending', 'blocked', 'failed')
+        ORDER BY j.id FOR UPDATE)
+    SELECT w.id, pgworkd.edit(w.id, p_priority => $2::int) FROM waiting w"""
 AUDIT = """SELECT id, extract(epoch FROM at)::float8, who, what, queue, job_id, before::text, after::text
     FROM pgworkd.audit WHERE ($1::uuid IS NULL OR job_id = $1) AND ($2::text IS NULL OR queue = $2)
         AND ($4::bigint IS NULL OR id < $4)

@@ -35,6 +35,17 @@ Scope = Annotated[
     ),
 ]
 
+UserScopes = Annotated[
+    str | None, typer.Option("--user-scopes", metavar="SCOPE,...", help="What those may do; default: read.")
+]
+Mask = Annotated[
+    str | None, typer.Option("--mask", metavar="PATH,...", help="What no page shows: payload.*.email,result.token.")
+]
+
+FrameUrl = Annotated[
+    str | None, typer.Option("--frame-url", metavar="URL", help="A page of yours to embed in the overview: metrics.")
+]
+
 
 def serve(
     *,
@@ -63,9 +74,9 @@ def serve(
     user_header: Annotated[
         str | None, typer.Option("--user-header", metavar="NAME", help="Where a proxy names who sees the dashboard.")
     ] = None,
-    user_scopes: Annotated[
-        str | None, typer.Option("--user-scopes", metavar="SCOPE,...", help="What those may do; default: read.")
-    ] = None,
+    user_scopes: UserScopes = None,
+    mask: Mask = None,
+    frame_url: FrameUrl = None,
     metrics_listen: MetricsListen = None,
     debug_http: DebugHttp = False,
     debug_bodies: DebugBodies = False,
@@ -77,6 +88,7 @@ def serve(
     """
     more = {"http_hosts": hosts, "http_proxies": proxies, "http_with": parts, "metrics_listen": metrics_listen}
     more |= {"http_dashboard_dsn": dashboard_dsn, "http_user_header": user_header, "http_user_scopes": user_scopes}
+    more |= {"http_mask": mask, "http_frame_url": frame_url}
     settings = settings_of(dsn, http_listen=listen, http_auth=auth, **more)
     try:
         import pgworkd.gateway.api.server  # noqa: F401

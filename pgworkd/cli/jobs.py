@@ -30,7 +30,8 @@ from pgworkd.process.redaction import escaped
 if TYPE_CHECKING:
     from pgworkd.admin.admin import Admin
     from pgworkd.admin.explained import Explanation
-    from pgworkd.admin.queries import EnqueuedJob, JobDetails, Jobs
+    from pgworkd.admin.listing import Listed
+    from pgworkd.admin.queries import EnqueuedJob, JobDetails, JobRow, Jobs
     from pgworkd.client.new_job import JobOptions
 
 _INT4 = 2**31
@@ -153,15 +154,34 @@ def jobs(
     queue: QueueOption = None,
     kind: KindOption = None,
     status: Annotated[Status | None, typer.Option("--status", "-s", help="Only jobs with this status.")] = None,
+    worker: Annotated[
+        int | None,
+        typer.Option("--worker", min=1, max=1_000_000_000, help="Only jobs that this worker runs or has ended."),
+    ] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Only jobs of this schedule.")] = None,
+    payload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--payload", metavar="PATH:VALUE", help='Only those with order.id:7, or to:"Ann Lee" (repeatable).'
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of jobs.")] = 20,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
     """List the newest jobs, live and finished."""
+    from pgworkd.admin.listing import Listed
+    from pgworkd.admin.payload_filter import payload_terms
     from pgworkd.admin.queries import HISTORY_ROWS_MAX
 
+    state = None if status is None else status.value
+    terms = payload_terms(" ".join(payload or ()))
+    more = Listed(queue, kind, state, worker=worker, schedule=schedule, payload=terms)
+
     async def question(admin: Admin) -> Jobs:
-        found = await admin.jobs.find(queue, kind, None if status is None else status.value, limit)
+        if (worker, schedule, terms) != (None, None, None):
+            return await _listed(admin, more, limit, HISTORY_ROWS_MAX // more.walk)
+        found = await admin.jobs.find(queue, kind, state, limit)
         if queue is not None and not found.rows and not (await admin.jobs.find(queue, limit=1)).rows:
             await check_queue(admin, queue)
         return found
@@ -171,6 +191,20 @@ def jobs(
     print_rows(rows, _COLUMNS, _NARROW, json=json)
     if not found.complete:
         note(f"only the newest {HISTORY_ROWS_MAX:,} finished jobs were searched")
+
+
+async def _listed(admin: Admin, which: Listed, limit: int, pages_max: int) -> Jobs:
+    """The newest jobs that match, from as many pages as hold that many rows that were looked at."""
+    from pgworkd.admin.queries import Jobs
+
+    rows: list[JobRow] = []
+    before = None
+    for _ in range(pages_max):
+        page = await admin.jobs.page(which, before, limit - len(rows))
+        rows, before = [*rows, *page.rows], page.next
+        if before is None or len(rows) == limit:
+            return Jobs(rows, complete=True)
+    return Jobs(rows, complete=False)
 
 
 def job(

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:\[\]/@]+)):(?P<port>\d{1,5})", re.ASCII)
-PORT_MAX = 65_535
+PORT_MAX, URL_CHARS_MAX = 65_535, 2000
+_URL = re.compile(r"[!#-;=?-\[\]_a-z~%]+", re.ASCII)
+"""What an address can have in it; other characters are sent as %XX."""
 
 
 class Address(NamedTuple):
@@ -70,6 +72,23 @@ def url_fault(text: str) -> str:
     if parts.query or parts.fragment:
         return "must end with the path under which the gateway is mounted, without ? or #"
     return ""
+
+
+def frame_origin(url: str) -> str:
+    """The origin of a page to embed, as a policy of content names it. ValueError, which says what to write."""
+    said = "must be the address of a page to embed, for example https://grafana.example.com/d-solo/jobs"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(said) from None
+    host = parts.hostname or ""
+    is_named = _HOST.fullmatch(host) is not None and host != "*" and port != 0
+    if parts.scheme not in ("http", "https") or not is_named or len(url) > URL_CHARS_MAX or not _URL.fullmatch(url):
+        raise ValueError(said)
+    if parts.username is not None:
+        raise ValueError("must not contain a password: each page would show it")
+    return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")
 
 
 def is_open_to_others(url: str) -> bool:

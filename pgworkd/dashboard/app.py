@@ -10,9 +10,12 @@ import anyio
 from anyio.abc import TaskGroup
 from fastapi import Request
 
+from pgworkd.core.address import frame_origin
+from pgworkd.core.masks import Masks
 from pgworkd.dashboard.callers import Callers
 from pgworkd.dashboard.reads import Kept
 from pgworkd.database.requests import RequestPool
+from pgworkd.errors import UsageError
 from pgworkd.gateway.api.request.gateway import Gateway
 from pgworkd.gateway.api.request.live_lists import LiveLists
 
@@ -26,6 +29,11 @@ class Dashboard:
 
     def __init__(self, gateway: Gateway) -> None:
         self.callers = Callers(gateway)
+        self.masks = Masks(gateway.options.mask)
+        """What no page shows of payloads, results and metadata."""
+        self.frame_url = gateway.options.frame_url
+        """A page that the overview embeds."""
+        self.frame_origin = None if self.frame_url is None else _origin(self.frame_url)
         database = gateway.options.dashboard_database or gateway.options.database
         self.options = replace(database, command_timeout_s=STATEMENT_S, any_server=True)
         self.pool = RequestPool(self.options, CONNECTIONS_MAX, only_reads=True)
@@ -53,6 +61,13 @@ class Dashboard:
         finally:
             self._tasks = None
             await self.pool.close()
+
+
+def _origin(url: str) -> str:
+    try:
+        return frame_origin(url)
+    except ValueError as error:
+        raise UsageError(f"frame_url {error}") from None
 
 
 def dashboard_of(request: Request) -> Dashboard:

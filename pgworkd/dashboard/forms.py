@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
+from uuid import uuid4
 
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pgworkd.core.json_text import JsonText
 from pgworkd.dashboard import render
 from pgworkd.dashboard.app import dashboard_of
+from pgworkd.dashboard.once import FIELD
 from pgworkd.dashboard.route import Form
 from pgworkd.errors import PgworkdError
 from pgworkd.gateway.api.request.access import access_of
@@ -43,6 +45,8 @@ class FormPage(NamedTuple):
     button: str
     fields: Sequence[FormField]
     note: str = ""
+    once: str = ""
+    """The id of this form, if what it makes is made once however often it is sent; see `once`."""
 
     def filled(self, values: Mapping[str, str]) -> FormPage:
         """This form with other values."""
@@ -51,7 +55,7 @@ class FormPage(NamedTuple):
     def sent(self, form: Form) -> FormPage:
         """This form as somebody has filled it in."""
         found = [each._replace(value=form.one(each.name), was=form.one(f"was.{each.name}")) for each in self.fields]
-        return self._replace(fields=found)
+        return self._replace(fields=found, once=form.one(FIELD))
 
     @property
     def given(self) -> dict[str, str]:
@@ -88,7 +92,7 @@ async def answered(request: Request, page: FormPage, act: Callable[[], Awaitable
             access=access_of(request),
             signs_in=dashboard_of(request).callers.by_tokens,
             status=problem.status_code,
-            form=page,
+            form=page._replace(once=str(uuid4())) if page.once and problem.slug == "conflict" else page,
             faults=faults,
             others=others,
         )

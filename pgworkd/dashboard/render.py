@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlencode
+from uuid import uuid4
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -140,6 +141,7 @@ def _environment() -> Environment:
         "mark": mark,
     }
     environment.globals["counted"] = counted
+    environment.globals["new_id"] = uuid4
     environment.globals["draw"] = environment.get_template("draw.html").module
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
@@ -186,10 +188,12 @@ def _version(name: str) -> str:
 def page(
     request: Request, template: str, *, access: Access | None = None, status: int = 200, **context: Any
 ) -> Response:
-    """A whole page; `access`: of who looks, None: nobody has signed in."""
+    """A whole page; `access`: of who looks, None: nobody has signed in. `frame`: address and origin of a page in it."""
     said = unquote(request.cookies.get(SAID_COOKIE, ""))
     found = _ENVIRONMENT().get_template(template)
     answer = HTMLResponse(found.render(_context(request, access, {"said": said} | context)), status, _HEADERS)
+    if context.get("frame"):
+        answer.headers["Content-Security-Policy"] += f"; frame-src {context['frame'][1]}"
     if said:
         answer.delete_cookie(SAID_COOKIE, path=_cookie_path(request))
     return answer

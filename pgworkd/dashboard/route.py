@@ -18,7 +18,7 @@ from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.reads import Questions
 from pgworkd.errors import DatabaseUnavailable, PgworkdError
 from pgworkd.gateway.api.request.access import access_of
-from pgworkd.gateway.api.request.bodies import read_body
+from pgworkd.gateway.api.request.bodies import JsonRequest
 from pgworkd.gateway.api.request.failures import problem_of
 from pgworkd.gateway.api.request.live_lists import Row, viewer
 from pgworkd.gateway.api.request.names import as_sent
@@ -31,9 +31,16 @@ Read = Callable[[Questions], Awaitable[dict[str, Any]]]
 """Questions what a page shows: the members of its template."""
 
 
+class FormRequest(JsonRequest):
+    """A request whose body is a form."""
+
+    bytes_max = FORM_BYTES_MAX
+
+
 class PageRoute(Route):
     """A route whose answers, errors too, are pages. Who has not signed in is asked to."""
 
+    request_class = FormRequest
     reads_itself = True
 
     async def _access(self, request: Request) -> Access:
@@ -156,7 +163,7 @@ async def form_of(request: Request) -> Form:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/x-www-form-urlencoded":
         raise Problem("invalid", "a form is needed: application/x-www-form-urlencoded")
-    body = await read_body(request, FORM_BYTES_MAX)
+    body = await request.body()
     try:
         return Form(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=5000))
     except ValueError as error:

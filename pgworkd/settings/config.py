@@ -27,7 +27,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from pgworkd.core.address import is_open_to_others, listed, parse_address, url_fault
+from pgworkd.core.address import frame_origin, is_open_to_others, listed, parse_address, url_fault
 from pgworkd.core.durations import seconds_of
 from pgworkd.core.mail_url import mail_server
 from pgworkd.errors import UsageError
@@ -143,6 +143,10 @@ class Settings(BaseSettings):
         None, description="Header in which a proxy of http_proxies names who looks at the dashboard: X-Forwarded-User"
     )
     http_user_scopes: str = Field("read", description="What those may do: scopes as of tokens, comma-separated")
+    http_mask: str = Field(
+        "", description="Members that no page shows, comma-separated: payload.*.email, result.**.token"
+    )
+    http_frame_url: str | None = Field(None, description="A page of yours, such as metrics, to embed in the overview")
     http_hosts: str = Field(
         "", description="Accepted Host headers, comma-separated; the gateway's own names are always accepted"
     )
@@ -243,7 +247,14 @@ class Settings(BaseSettings):
             parse_address(value)
         return value
 
-    @field_validator("http_hosts", "http_proxies", "http_with", "http_user_scopes")
+    @field_validator("http_frame_url")
+    @classmethod
+    def _check_frame(cls, value: str | None) -> str | None:
+        if value is not None:
+            frame_origin(value)
+        return value
+
+    @field_validator("http_hosts", "http_proxies", "http_with", "http_user_scopes", "http_mask")
     @classmethod
     def _check_listed(cls, value: str, info: ValidationInfo) -> str:
         fits, what = TEXTS[info.field_name or ""]

@@ -1,10 +1,11 @@
-"""What the texts of settings must be."""
+"""What the text of a setting, or each text of a list, must be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
+from pgworkd.core import masks
 from pgworkd.core.access import SCOPES
 from pgworkd.core.address import is_host, is_network
 from pgworkd.core.mail_url import is_mail_address
@@ -20,5 +21,6 @@ TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "http_with": (re.compile("api|dashboard|workers").fullmatch, "one or more of api, dashboard, workers"),
     "http_user_scopes": (SCOPES.__contains__, f"scopes: {', '.join(SCOPES)}"),
     "http_user_header": (re.compile("[A-Za-z0-9-]{1,100}").fullmatch, "the name of a header, such as X-Forwarded-User"),
+    "http_mask": (masks.is_mask, masks.GIVE),
 }
-"""What the text of a setting, or each text of a list, must be."""
+"""By setting, what says whether a text fits, and what to give."""

@@ -37,6 +37,7 @@ from tests.chaos.planted_rows import BUGS as ROWS
 from tests.chaos.planted_runs import BUGS as RUNS
 from tests.chaos.planted_signals import BUGS as SIGNALS
 from tests.chaos.planted_sizes import BUGS as SIZES
+from tests.chaos.planted_views import BUGS as VIEWS
 from tests.chaos.planted_window import BUGS as WINDOW
 from tests.kits.planting import mutated_tree, run_module, verdicts
 
@@ -56,6 +57,7 @@ BUGS = (
     *ALERTS,
     *SIZES,
     *WINDOW,
+    *VIEWS,
     *BLOCKED,
     *CLAIMS,
     *DBA,

@@ -91,7 +91,7 @@ BUGS = (
     ),
     python(
         "a stream that was cut short is answered as done",
-        f"{_API}/request/gateway",
+        f"{_API}/request/waiting",
         "            if self._has_arrived:  # else the body is read meanwhile, which also tells when the caller goes\n"
         "                if IS_CLOSING",
         "            if True:\n                if IS_CLOSING",

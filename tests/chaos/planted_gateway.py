@@ -210,7 +210,7 @@ BUGS = (
     ),
     python(
         "an application's own check of callers ends the gateway",
-        "gateway/api/request/gateway",
+        "gateway/api/request/waiting",
         "            except Exception as error:",
         "            except PgworkdError as error:",
         tests="tests/http/test_waiting_tokens.py",

@@ -16,11 +16,15 @@ from tests.kits.pages import Forms, viewing
 from tests.kits.verbs import Db
 
 ACTS = {"/dead/{group}/{act}": ("retry", "mute"), "/schedules/{name}/{act}": ("run", "disable", "remove")}
-ACTS |= {"/jobs/{operation}": ("cancel", "undepend"), "/workers/{worker_id}/{act}": ("quiet", "stop", "run")}
+ACTS |= {
+    "/jobs/{operation}": ("cancel", "undepend", "prioritize"),
+    "/workers/{worker_id}/{act}": ("quiet", "stop", "run"),
+}
 ACTS |= {"/system/tokens": ("",), "/system/tokens/{token_id}/revoke": ("",)}
 ACTS |= {"/push/{name}/{act}": ("disable", "enable"), "/batches/{batch_id}/{act}": ("seal", "cancel", "delete")}
 
 
+NO_JOB = "01a22e0f-09b2-73c6-9f83-ae0d74c8e082"
 FILLED = {"back": "/", "name": "s", "queue": "q", "every_s": "60", "payload": "{}", "priority": "3", "max_running": "1"}
 """What any of the forms takes."""
 
@@ -102,6 +106,10 @@ async def test_acts_are_forms_which_lead_back_and_say_what_was_done(dsn: str, db
     ("path", "fields", "says"),
     [
         ("/jobs/retry", {"id": "nonsense"}, "named by its UUID"),
+        ("/jobs/prioritize", {"id": NO_JOB}, "priority: give a whole number"),
+        ("/jobs/prioritize", {"id": NO_JOB, "priority": "1.5"}, "priority: give a whole number"),
+        ("/jobs/prioritize", {"id": NO_JOB, "priority": "2147483648"}, "priority must be an int from -2147483648"),
+        ("/jobs/prioritize", {"id": NO_JOB, "priority": "7" * 10_000}, "priority: give a whole number"),
         ("/queues/q/pause", {"for_s": "-1"}, "give seconds"),
         ("/queues/q/pause", {"for_s": "nan"}, "give seconds"),
         ("/theme", {"theme": "pink"}, "a theme is one of"),
@@ -214,6 +222,34 @@ async def test_all_that_match_are_cancelled_and_others_are_left(dsn: str, db: Db
             assert (await client.post("/jobs/cancel/matching", data=wrong)).status_code == 422
     found = await db.fetch("SELECT id FROM pgworkd.jobs WHERE status = 'pending'")
     assert ([row[0] for row in found], len(mine)) == ([other], 3)
+
+
+async def test_jobs_that_are_selected_get_another_priority_if_they_wait(dsn: str, db: Db) -> None:
+    worker_id = await v.worker(db, 3600)
+    running = await v.one(db, priority=1)
+    await v.claim(db, worker_id, 1)
+    first, second = await v.insert(db, 2, run_at=v.at(3600))
+    other = await v.one(db, priority=3)
+    async with viewing(dsn, ALL) as client:
+        answer = await client.post(
+            "/jobs/prioritize", data={"id": [str(each) for each in (first, second, running)], "priority": "-7"}
+        )
+        said = (await client.get(answer.headers["location"])).text
+        assert "2 jobs given priority -7; 1 job left: only those that wait" in said
+    rows = await db.fetch("SELECT id, priority FROM pgworkd.jobs")
+    assert dict(rows) == {first: -7, second: -7, running: 1, other: 3}
+    audit = await db.fetch("SELECT job_id, before::text, after::text FROM pgworkd.audit WHERE what = 'edit'")
+    assert {tuple(row) for row in audit} == {(each, '{"priority": 0}', '{"priority": -7}') for each in (first, second)}
+    claimed = await v.claim(db, worker_id, 5)
+    assert [row["id"] for row in claimed] == [other]
+
+
+async def test_a_thousand_jobs_get_another_priority_at_once(dsn: str, db: Db) -> None:
+    ids = await v.insert(db, 1000)
+    async with viewing(dsn, ALL) as client:
+        answer = await client.post("/jobs/prioritize", data={"id": [str(each) for each in ids], "priority": "5"})
+        assert answer.status_code == 303, answer.text
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.jobs WHERE priority = 5") == 1000
 
 
 async def test_a_queue_that_nobody_knows_is_not_paused(dsn: str, db: Db) -> None:

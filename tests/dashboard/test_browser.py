@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from tests.kits import batches as b
 from tests.kits import verbs as v
@@ -155,3 +155,35 @@ async def test_the_address_that_serve_prints_signs_in(dsn: str, browser: Browser
             page = await seen.page.goto(f"http://{once}")
             assert page is not None
             await expect(seen.page.locator("h1")).to_have_text("Overview")
+
+
+async def test_a_double_press_on_add_shows_the_token(dsn: str, db: Db, browser: Browser) -> None:
+    with dashboard(dsn) as address:
+        async with looking(browser, address) as seen:
+            page = await seen.open("/system")
+            await page.get_by_label("For whom").fill("shop")
+            came, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def held(route: Route) -> None:
+                came.set()
+                await goes_on.wait()
+                await route.continue_()
+
+            await page.route("**/system/tokens", held)
+            button = page.get_by_role("button", name="Add", exact=True)
+            await button.click(no_wait_after=True)
+            await came.wait()
+            press = """button => {
+                let stopped = null;
+                window.addEventListener("submit", (event) => { stopped = event.defaultPrevented; }, { once: true });
+                button.click();
+                return stopped;
+            }"""
+            assert await button.evaluate(press), "while the form is on its way, it is not sent again"
+            goes_on.set()
+            await expect(page.locator("pre")).to_contain_text("pgw_")
+            await page.go_back()
+            await page.get_by_label("For whom").fill("bank")
+            await page.get_by_role("button", name="Add", exact=True).click()
+            await expect(page.locator("h1")).to_have_text("The token of bank")
+    assert await db.fetchval("SELECT string_agg(name, ' ' ORDER BY name) FROM pgworkd.tokens") == "bank shop"

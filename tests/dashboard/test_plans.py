@@ -13,7 +13,8 @@ from tests.kits.pages import viewing
 from tests.kits.verbs import Db
 
 PAGES = """/ /queues /queues/q1 /jobs /jobs?queue=q1 /jobs?queue=q1&status=failed /jobs?status=dead /jobs?kind=k1
-    /jobs?queue=q1&key=key1 /jobs?status=completed /jobs?before={last} /jobs/{job} /dead /dead?queue=q1 /dead?since=24h
+    /jobs?queue=q1&key=key1 /jobs?status=completed /jobs?before={last} /jobs?payload=a.b:7
+    /jobs?queue=q1&payload=a:x /jobs?worker=7 /jobs?schedule=s /jobs/{job} /dead /dead?queue=q1 /dead?since=24h
     /batches /operations /schedules /workers /push /audit /audit?queue=q1
     /system /keys /keys?queue=q1&key=line1 /keys?queue=q1&key=key1 /?span=30d /queues/q1?span=30d""".split()
 FILL = """

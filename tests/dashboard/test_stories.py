@@ -66,7 +66,7 @@ async def died(db: Db, count: int) -> list[Any]:
     return ids
 
 
-@tells("/jobs/{operation}", "retry", "cancel", "discard", "undepend")
+@tells("/jobs/{operation}", "retry", "cancel", "discard", "undepend", "prioritize")
 async def jobs(seen: Seen, db: Db) -> None:
     ids = await died(db, 2)
     page = await seen.open(f"/jobs/{ids[0]}")
@@ -83,6 +83,13 @@ async def jobs(seen: Seen, db: Db) -> None:
     page = await seen.open(f"/jobs/{second}")
     await press(page, "Drop its dependencies", "dependencies of 1 job dropped")
     assert await v.statuses(db, [second]) == ["pending"]
+    page = await seen.open("/jobs?queue=q")
+    await page.locator(f"#row-{second} input").check()
+    await page.get_by_label("Priority").fill("9")
+    await page.keyboard.press("Enter")  # which would press the first button, Retry
+    await press(page, "Set", "1 job given priority 9", "#jobs")
+    rows = await db.fetch("SELECT id, priority FROM pgworkd.jobs WHERE id = ANY ($1)", [first, second])
+    assert dict(rows) == {first: 0, second: 9}
 
 
 @tells("/jobs/{operation}/matching", "retry", "cancel", "discard")
@@ -92,6 +99,10 @@ async def matching(seen: Seen, db: Db) -> None:
     page = await seen.open("/jobs?queue=q&status=dead")
     await press(page, "Retry all", "3 jobs retried")
     assert await v.statuses(db, ids) == ["pending"] * 3
+    page = await seen.open("/jobs?queue=q")
+    await page.get_by_label("Payload").fill("a.b:7")
+    await page.get_by_role("button", name="Show").click()
+    await expect(page.get_by_role("button", name="Cancel all")).to_have_count(0)
     page = await seen.open("/jobs?queue=q")
     await press(page, "Cancel all", "3 jobs cancelled")
     await died(db, 2)
@@ -200,8 +211,9 @@ async def one_queue(seen: Seen, db: Db) -> None:
     await page.get_by_role("button", name="Enqueue").click()
     await expect(page.get_by_role("alert")).to_contain_text("JSON")
     await page.get_by_label("payload").fill('{"amount": 1.10}')
-    await press(page, "Enqueue", "is enqueued")
-    row = await db.fetchrow(
+    await page.get_by_role("button", name="Enqueue").dblclick()
+    await expect(page.get_by_role("status")).to_contain_text("enqueued")
+    (row,) = await db.fetch(
         "SELECT kind, payload::text, run_at > now() + interval '3500 s' FROM pgworkd.jobs WHERE kind IS NOT NULL"
     )
     assert tuple(row) == ("mail", '{"amount": 1.10}', True)

@@ -201,7 +201,7 @@ async def test_a_new_token_is_served_beside_a_flood_of_wrong_ones(dsn: str, monk
 
 
 async def test_a_stream_ends_when_its_token_is_revoked(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("access", "gateway"):
+    for place in ("access", "waiting"):
         monkeypatch.setattr(f"pgworkd.gateway.api.request.{place}.CHECKED_S", 0.2)
     async with calling(dsn) as call:
         other = also(call, await token(dsn))

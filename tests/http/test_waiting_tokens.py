@@ -25,7 +25,7 @@ CHECKS = {401: "unauthenticated", 403: "forbidden", 429: "too-many-requests", 50
 async def test_a_token_that_is_revoked_ends_what_waits(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    for place in ("access", "gateway"):
+    for place in ("access", "waiting"):
         monkeypatch.setattr(f"pgworkd.gateway.api.request.{place}.CHECKED_S", 0.2)
     async with calling(dsn, workers=True) as call:
         other = also(call, await token(dsn, {"work": None, "payload": None}))
@@ -50,7 +50,7 @@ async def test_a_token_that_is_revoked_ends_what_waits(
 
 
 async def test_a_token_that_stays_good_waits_to_the_end(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("access", "gateway"):
+    for place in ("access", "waiting"):
         monkeypatch.setattr(f"pgworkd.gateway.api.request.{place}.CHECKED_S", 0.1)
     async with calling(dsn, workers=True) as call:
         worker, checks = await registered(call), 0
@@ -108,7 +108,7 @@ async def test_who_may_do_less_while_one_waits_is_given_nothing(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, work: Any, later: dict[str, Any], ends: bool
 ) -> None:
     """Who may do as much or more, in whatever words, is answered as before."""
-    monkeypatch.setattr("pgworkd.gateway.api.request.gateway.CHECKED_S", 0.1)
+    monkeypatch.setattr("pgworkd.gateway.api.request.waiting.CHECKED_S", 0.1)
     async with calling(dsn, workers=True) as call:
         worker, asked = await registered(call), 0
         gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ async def test_what_an_applications_own_check_does_wrong_is_logged_without_the_r
 async def test_what_an_applications_own_check_raises_while_one_waits_is_of_that_request_alone(
     dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int | None
 ) -> None:
-    monkeypatch.setattr("pgworkd.gateway.api.request.gateway.CHECKED_S", 0.1)
+    monkeypatch.setattr("pgworkd.gateway.api.request.waiting.CHECKED_S", 0.1)
     async with calling(dsn, workers=True) as call:
         worker, raised = await registered(call), 0
 

@@ -38,7 +38,7 @@ LOOKS: dict[str, list[str]] = {
     "endpoints show": ["e"],
     "explain": ["{dead}", "{running}", "{done}", "--queue mail"],
     "job": ["{dead}", "{running}", "{done}"],
-    "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1"],
+    "jobs": ["", "--queue mail", "--status dead", "--status completed", "--limit 1", "--payload n:1"],
     "keys": ["", "--queue mail", "--key k"],
     "operations": [""],
     "migrate": ["--check"],

@@ -208,6 +208,7 @@ def _distinct() -> dict[str, Any]:
         "command_timeout_s": 9,
     }
     values |= {"http_user_header": "X-User", "http_user_scopes": "operate", "http_dashboard_dsn": STANDBY}
+    values |= {"http_mask": "payload.a", "http_frame_url": "https://m.test/x"}
     return values | {"statistics": "off", "stacks": "off", "worker_name": "w7", "environment": "e7", "dsn": DSN}
 
 
@@ -237,6 +238,8 @@ def test_each_value_reaches_its_option() -> None:
         dashboard_database=ConnectionOptions(STANDBY, 8, 9),
         user_header=given["http_user_header"],
         user_scopes={given["http_user_scopes"]: None},
+        mask=(given["http_mask"],),
+        frame_url=given["http_frame_url"],
     )
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
+from pgworkd.admin.admin import Admin
+from pgworkd.admin.queries import AuditRow
+from pgworkd.dashboard.app import dashboard_of
+from pgworkd.dashboard.changes import changes
 from pgworkd.dashboard.names import PageName
+from pgworkd.dashboard.once import made_once
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.models.workers import AskIn
 from pgworkd.gateway.api.request.access import access_of, need
-from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.routes.fleet import shown_entries
 from pgworkd.gateway.api.routes.visible import needed_any
@@ -20,6 +25,15 @@ from pgworkd.gateway.api.routes.workers import WorkerPath, ask
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ENTRIES = 100
+
+
+def told(request: Request, rows: Sequence[AuditRow]) -> list[dict[str, Any]]:
+    """Entries of the audit as pages show them to who looks, with what has changed in each."""
+    masks = dashboard_of(request).masks
+    entries = shown_entries(access_of(request), [row._asdict() for row in rows])
+    return [
+        each | {"changes": changes(*(masks.members(each[side]) for side in ("before", "after")))} for each in entries
+    ]
 
 
 @router.get("/workers")
@@ -61,21 +75,19 @@ async def schedule(request: Request, name: PageName, act: Literal["run", "enable
     access = access_of(request)
     needed_any(request, "operate")
     form = await form_of(request)
-    async with gateway_of(request).admin(access.name) as admin:
+
+    async def do(admin: Admin) -> dict[str, Any]:
         queue = next((each.queue for each in await admin.schedules.find() if each.name == name), None)
         if queue is None or not access.allows("operate", queue):
             raise Problem("not-found", f"there is no schedule {name!r}")
+        acts = admin.schedules
         if act == "run":
-            said = f"job {await admin.schedules.run_now(name)} runs {name} now"
-        elif act == "enable":
-            await admin.schedules.enable(name)
-            said = f"{name} is enabled"
-        elif act == "remove":
-            await admin.schedules.remove(name)
-            said = f"{name} is removed"
-        else:
-            await admin.schedules.disable(name)
-            said = f"{name} is disabled"
+            return {"said": f"job {await acts.run_now(name)} runs {name} now"}
+        await {"enable": acts.enable, "disable": acts.disable, "remove": acts.remove}[act](name)
+        return {"said": f"{name} is {act.removesuffix('e')}ed"}
+
+    done, before = await made_once(request, form, do)
+    said = f"{done['said']}, as this form has asked before" if before else done["said"]
     return back(request, form.one("back", "/schedules"), said)
 
 
@@ -95,7 +107,7 @@ async def audit(
     async def read(reads: Questions) -> dict[str, Any]:
         question = lambda admin: admin.audit(job, queue or None, ENTRIES, before=before)  # noqa: E731
         rows = await reads.of("audit", question) or []
-        entries = shown_entries(access_of(request), [row._asdict() for row in rows])
+        entries = told(request, rows)
         more = rows[-1].id if len(rows) == ENTRIES else None
         return {"entries": entries, "queue": queue, "job": job, "before": before, "more": more}
 

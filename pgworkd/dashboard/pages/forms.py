@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from uuid import uuid4
 
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.schedules import NewSchedule
 from pgworkd.core.validation import counted
+from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.forms import FormField, FormPage, answered, fitted
 from pgworkd.dashboard.names import PageName, part
-from pgworkd.dashboard.pages.jobs import naming_holders
+from pgworkd.dashboard.once import made_once
+from pgworkd.dashboard.pages.jobs import naming_holders, seen
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.render import pretty
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
@@ -22,13 +25,14 @@ from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.routes.queues import set_queue
-from pgworkd.gateway.api.routes.schedules import put_schedule
+from pgworkd.gateway.api.routes.schedules import stored
 from pgworkd.gateway.api.routes.visible import JobId, needed_any, visible
 from pgworkd.settings.queue import SETTINGS, EffectiveSetting, columns_of, effective_settings, unset
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 SHOWN_CHARS = 10_000
 """Larger payloads are not in forms: each is sent twice, in up to six times as many bytes, with what it was before."""
+_MASKED = " Parts of its payload are masked here, so it is not in this form, and stays as it is."
 _INSTANT = "2027-01-31T07:00:00Z"
 _AS_IT_IS = "A JSON object. While it is empty here, it stays as it is."
 _RUN_AT = FormField("run_at", help="The instant from which it may run, with its zone.", hint=_INSTANT)
@@ -103,21 +107,26 @@ def _new_job(queue: str) -> FormPage:
         _DELAY,
     )
     place = f"/queues/{part(queue)}"
-    return FormPage(f"New job in {queue}", f"{place}/enqueue", place, "Enqueue", fields)
+    return FormPage(f"New job in {queue}", f"{place}/enqueue", place, "Enqueue", fields, once=str(uuid4()))
 
 
 @router.post("/queues/{queue}/enqueue")
 async def enqueue(request: Request, queue: PageName) -> Response:
     """Inserts a job."""
     access = need(request, "enqueue", queue)
-    page = _new_job(queue).sent(await form_of(request))
+    form = await form_of(request)
+    page = _new_job(queue).sent(form)
 
     async def act() -> Response:
         job = fitted(JobIn, {"payload": "{}", **page.given, "queue": queue})
-        async with gateway_of(request).admin(access.name) as admin:
-            made = await admin.jobs.enqueue(queue, job.payload, **job.options())
-        place = f"/jobs/{made.id}" if access.allows("read", queue) else page.place
-        return back(request, place, f"job {made.id} is enqueued")
+
+        async def make(admin: Admin) -> dict[str, Any]:
+            return {"id": str((await admin.jobs.enqueue(queue, job.payload, **job.options())).id)}
+
+        made, before = await made_once(request, form, make)
+        place = f"/jobs/{made['id']}" if access.allows("read", queue) else page.place
+        said = "was enqueued before by this form, which makes one" if before else "is enqueued"
+        return back(request, place, f"job {made['id']} {said}")
 
     return await answered(request, page, act)
 
@@ -132,7 +141,7 @@ async def edited_job(request: Request, job_id: JobId) -> Response:
         values = {"priority": str(job.priority), "run_at": "" if job.run_at is None else job.run_at.isoformat()}
         if access_of(request).allows("payload", job.queue):
             values["payload"] = _shown(job.payload)
-        return _edited(job_id).filled(values)
+        return _edited(job_id, has_payload=seen(request, job).payload == job.payload).filled(values)
 
     async def read(reads: Questions) -> dict[str, Any]:
         return {"form": await reads.of("the job", question)}
@@ -140,9 +149,9 @@ async def edited_job(request: Request, job_id: JobId) -> Response:
     return await shown(request, "form.html", read)
 
 
-def _edited(job_id: JobId) -> FormPage:
-    fields = (FormField("payload", help=_AS_IT_IS, is_json=True), _PRIORITY, _RUN_AT, _DELAY)
-    note = "What is changed here is changed if the job still waits."
+def _edited(job_id: JobId, *, has_payload: bool) -> FormPage:
+    fields = (FormField("payload", help=_AS_IT_IS, is_json=True), _PRIORITY, _RUN_AT, _DELAY)[not has_payload :]
+    note = "What is changed here is changed if the job still waits." + _MASKED * (not has_payload)
     return FormPage(f"Edit job {job_id}", f"/jobs/{job_id}/edit", f"/jobs/{job_id}", "Save", fields, note)
 
 
@@ -151,7 +160,8 @@ async def edit(request: Request, job_id: JobId) -> Response:
     """Changes what the form has changed; what is empty stays as it is."""
     access = access_of(request)
     needed_any(request, "operate")
-    page = _edited(job_id).sent(await form_of(request))
+    form = await form_of(request)
+    page = _edited(job_id, has_payload=bool(form.all("payload"))).sent(form)
 
     async def act() -> Response:
         wanted = fitted(Edit, {name: text for name, text in page.changed.items() if text})
@@ -167,11 +177,14 @@ async def edit(request: Request, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/replay")
 async def replay(request: Request, job_id: JobId) -> Response:
     """Inserts a new job like one that has ended."""
-    access = access_of(request)
     needed_any(request, "operate")
-    async with gateway_of(request).admin(access.name) as admin:
-        made = await admin.jobs.replay(await visible(request, admin, job_id, "operate"))
-    return back(request, f"/jobs/{made.id}", f"this job is like {job_id}, which has ended")
+
+    async def make(admin: Admin) -> dict[str, Any]:
+        return {"id": str((await admin.jobs.replay(await visible(request, admin, job_id, "operate"))).id)}
+
+    made, before = await made_once(request, await form_of(request), make)
+    said = "was made before, when that was replayed; to replay it again, press Replay there anew" if before else ""
+    return back(request, f"/jobs/{made['id']}", f"this job {said or f'is like {job_id}, which has ended'}")
 
 
 @router.get("/schedules/edit")
@@ -190,13 +203,14 @@ async def edited_schedule(request: Request, *, name: Annotated[str, Query(max_le
             raise Problem("not-found", f"there is no schedule {name!r}")
         values = {"name": name} | _texts(found)
         values["payload"] = _shown(found.payload_text) if access.allows("payload", found.queue) else ""
-        return {"form": _schedule(is_new=False).filled(values)}
+        is_whole = dashboard_of(request).masks.text("payload", found.payload_text) == found.payload_text
+        return {"form": _schedule(is_new=False, has_payload=is_whole).filled(values)}
 
     return await shown(request, "form.html", read)
 
 
-def _schedule(*, is_new: bool = True) -> FormPage:
-    fields = (
+def _schedule(*, is_new: bool = True, has_payload: bool = True) -> FormPage:
+    fields = [
         FormField("name", is_fixed=not is_new),
         FormField("queue", is_fixed=not is_new),
         FormField("kind", hint="the queue's own handler"),
@@ -211,9 +225,11 @@ def _schedule(*, is_new: bool = True) -> FormPage:
         FormField("max_attempts", hint="as the handler or the queue has it"),
         FormField("timeout_s", help="Seconds per attempt.", hint="as the handler or the queue has it"),
         FormField("enabled", "yes", choices=("yes", "no")),
-    )
-    title = "New schedule" if is_new else "Edit schedule"
-    return FormPage(title, "/schedules/edit", "/schedules", "Save", fields)
+    ]
+    if not has_payload:
+        fields = [each for each in fields if each.name != "payload"]
+    title, note = "New schedule" if is_new else "Edit schedule", "" if has_payload else _MASKED.strip()
+    return FormPage(title, "/schedules/edit", "/schedules", "Save", fields, note, once=str(uuid4()) if is_new else "")
 
 
 _MISSED = ("skip", "once", "all")
@@ -226,11 +242,10 @@ async def put(request: Request) -> Response:
     needed_any(request, "operate")
     form = await form_of(request)
     name, is_new = form.one("name"), not form.one("was.name")
-    page = _schedule(is_new=is_new).sent(form)
+    page = _schedule(is_new=is_new, has_payload=is_new or bool(form.all("payload"))).sent(form)
 
-    async def act() -> Response:
-        async with gateway_of(request).admin(access.name) as admin:
-            found = await admin.schedules.get(name)
+    async def make(admin: Admin) -> dict[str, Any]:
+        found = await admin.schedules.get(name)
         if is_new and found is not None and access.allows("operate", found.queue):
             said = "there is a schedule of this name: edit that one, or take another name"
             raise Problem("conflict", errors=[{"pointer": "/name", "detail": said}])
@@ -240,8 +255,13 @@ async def put(request: Request) -> Response:
         if not is_new and not wanted["payload"]:
             wanted["payload"] = found.payload_text if found else "{}"
         given = {key: text for key, text in wanted.items() if text and key != "name"}
-        await put_schedule(request, name, fitted(ScheduleIn, given))
-        return back(request, page.leads_to, f"schedule {name} is saved")
+        await stored(request, admin, name, fitted(ScheduleIn, given))
+        return {}
+
+    async def act() -> Response:
+        _, before = await made_once(request, form, make)
+        said = "was saved before by this form" if before else "is saved"
+        return back(request, page.leads_to, f"schedule {name} {said}")
 
     return await answered(request, page, act)
 

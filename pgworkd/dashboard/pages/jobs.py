@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -11,15 +12,19 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from pgworkd.admin.admin import Admin
-from pgworkd.admin.jobs import JobSelection
+from pgworkd.admin.jobs import PRIORITIES, JobSelection
 from pgworkd.admin.listing import Listed, Page
 from pgworkd.admin.operations import first_matching, operate
+from pgworkd.admin.payload_filter import CHARS_MAX, payload_terms
+from pgworkd.admin.queries import JobDetails
 from pgworkd.admin.refusals import Refused
 from pgworkd.core.job import ENDED, Status
 from pgworkd.core.validation import ROWS_MAX, counted
+from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.draw.attempts import timeline
 from pgworkd.dashboard.draw.states import diagram
 from pgworkd.dashboard.pages.batches import WAITING, connected
+from pgworkd.dashboard.pages.fleet import told
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.errors import DatabaseBusy
@@ -27,12 +32,16 @@ from pgworkd.gateway.api.models.jobs import Instant
 from pgworkd.gateway.api.request.access import access_of, need
 from pgworkd.gateway.api.request.gateway import gateway_of
 from pgworkd.gateway.api.request.problems import Problem
+from pgworkd.gateway.api.routes.operate import Worker
 from pgworkd.gateway.api.routes.visible import JobId, needed_any, reasons_for, unknown_job, visible
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
 NAMES_MAX = 200
 NONE_MATCHES = "no job matches to which this applies"
+LISTED_ONLY = ("payload", "worker", "schedule", "since", "until")
+"""Filters of the list that acts on all that match do not have."""
+_PRIORITY = re.compile(r"[-+]?\d{1,10}", re.ASCII)
 STATES = tuple(str(each) for each in Status)
 
 
@@ -48,6 +57,9 @@ async def jobs(
     group: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
     since: Instant | None = None,
     until: Instant | None = None,
+    worker: Worker | None = None,
+    schedule: Annotated[str | None, Query(max_length=200)] = None,
+    payload: Annotated[str | None, Query(max_length=CHARS_MAX)] = None,
     before: UUID | None = None,
 ) -> Response:
     """Jobs that match, the newest first."""
@@ -55,8 +67,14 @@ async def jobs(
     needed_any(request, "read")
     if queue is not None:
         need(request, "read", queue)
+    if payload is not None:  # who may not see payloads must not learn of them by asking
+        need(request, "payload", queue)
     may_read = access.allows("read", queue)
-    wanted = Listed(queue, kind, status, key, batch, group, since, until)
+    terms = payload_terms(payload or "")
+    for term in terms or ():
+        if dashboard_of(request).masks.hides(f"payload.{term.path}"):
+            raise Problem("invalid", f"payload: {term.path} is masked: no page shows it, nor finds jobs by it")
+    wanted = Listed(queue, kind, status, key, batch, group, since, until, worker, schedule, terms)
 
     async def read(reads: Questions) -> dict[str, Any]:
         found = await reads.of("jobs", lambda admin: admin.jobs.page(wanted, before, ROWS)) if may_read else None
@@ -69,6 +87,8 @@ async def jobs(
             "states": STATES,
             "may_read": may_read,
             "before": before,
+            "payload": payload or "",
+            "rows_max": ROWS,
         }
 
     return await shown(request, "jobs.html", read)
@@ -82,7 +102,7 @@ async def job(request: Request, job_id: JobId) -> Response:
 
     async def read(reads: Questions) -> dict[str, Any]:
         async def question(admin: Admin) -> dict[str, Any]:
-            found = await visible(request, admin, job_id, "read")
+            found = seen(request, await visible(request, admin, job_id, "read"))
             drawn = {"states": diagram(found.status), "timeline": timeline(found, datetime.now(UTC))}
             return {"job": found, "reasons": await reasons_for(access, admin, job_id), **drawn}
 
@@ -91,14 +111,14 @@ async def job(request: Request, job_id: JobId) -> Response:
         waiting = await reads.of(WAITING, lambda admin: admin.batches.connected(job_id=job_id))
         may_ask = found["job"] is not None and access.allows("operate", found["job"].queue)
         stack = await reads.of("the stack", lambda admin: admin.jobs.stack(job_id)) if may_ask else None
-        more = {"audit": audit, "ended": ENDED, "stack": stack, **connected(access, waiting)}
+        more = {"audit": told(request, audit), "ended": ENDED, "stack": stack, **connected(access, waiting)}
         return {"job_id": job_id, **more, **found}
 
     return await shown(request, "job.html", read)
 
 
 @router.post("/jobs/{operation}")
-async def act(request: Request, operation: Literal["retry", "cancel", "discard", "undepend"]) -> Response:
+async def act(request: Request, operation: Literal["retry", "cancel", "discard", "undepend", "prioritize"]) -> Response:
     """Does something to the jobs that are selected in the form."""
     access = access_of(request)
     needed_any(request, "operate")
@@ -110,6 +130,13 @@ async def act(request: Request, operation: Literal["retry", "cancel", "discard",
             queues = await admin.jobs.queues(ids)
             if wrong := [each for each in ids if each not in queues or not access.allows("operate", queues[each])]:
                 raise unknown_job(wrong[0])
+        if operation == "prioritize":
+            priority = _priority(form.one("priority"))
+            left = len(ids) - (waiting := len(await admin.jobs.prioritize(ids, priority)))
+            rest = f"; {counted(left, 'job')} left: only those that wait have a place to change" * bool(left)
+            return back(
+                request, form.one("back", "/jobs"), f"{counted(waiting, 'job')} given priority {priority}{rest}"
+            )
         if operation == "undepend":
             done = f"dependencies of {counted(len(await admin.jobs.undepend(ids)), 'job')} dropped"
             return back(request, form.one("back", "/jobs"), done)
@@ -134,6 +161,9 @@ async def act_on_matching(request: Request, operation: Literal["retry", "cancel"
     form = await form_of(request)
     queue, kind, key, status = (form.one(name) or None for name in ("queue", "kind", "key", "status"))
     access = need(request, "operate", queue)
+    if beyond := [name for name in LISTED_ONLY if form.one(name)]:
+        said = f"what is done to all that match takes no filter by {beyond[0]}: select the jobs, or leave it out"
+        raise Problem("invalid", said)
     try:
         batch = UUID(form.one("batch")) if form.one("batch") else None
         group = int(form.one("group")) if form.one("group") else None
@@ -176,10 +206,24 @@ async def naming_holders(request: Request, ids: Sequence[UUID]) -> AsyncIterator
         raise Problem("timeout", f"{said}, or SELECT pg_terminate_backend({pid})") from error
 
 
+def seen(request: Request, found: JobDetails) -> JobDetails:
+    """A job as pages show it, with payload, result and metadata as `mask` has them."""
+    masks = dashboard_of(request).masks
+    texts: dict[str, Any] = {name: getattr(found, name) for name in ("payload", "result", "meta")}
+    masked: dict[str, Any] = {name: text and masks.text(name, text) for name, text in texts.items()}
+    return found._replace(**masked)
+
+
 def _told(outcomes: Mapping[str, int], refused: Sequence[Refused]) -> str:
     said = [f"{counted(count, 'job')} {outcome}" for outcome, count in outcomes.items() if count]
     said += [f"{counted(len(refused), 'job')} left as they are: {refused[0].reason}"] if refused else []
     return "; ".join(said)
+
+
+def _priority(given: str) -> int:
+    if not _PRIORITY.fullmatch(given.strip()):
+        raise Problem("invalid", f"priority: give a whole number from {PRIORITIES[0]} to {PRIORITIES[1]}")
+    return int(given)
 
 
 def _ids(given: Sequence[str]) -> list[UUID]:

@@ -10,6 +10,7 @@ from pgworkd.admin.admin import Admin
 from pgworkd.admin.dead import DeadGroups
 from pgworkd.admin.examination import examine_jobs
 from pgworkd.admin.findings import Finding
+from pgworkd.dashboard.app import dashboard_of
 from pgworkd.dashboard.pages.history import Span, charts, sparks
 from pgworkd.dashboard.reads import DEAD_MAX, Questions
 from pgworkd.dashboard.route import PageRoute, shown
@@ -34,7 +35,7 @@ async def _findings(admin: Admin) -> list[Finding]:
 
 
 async def _read(request: Request, reads: Questions, span: Span) -> dict[str, Any]:
-    access = access_of(request)
+    access, dashboard = access_of(request), dashboard_of(request)
     queues = await reads.of("queues", lambda admin: admin.queues.find()) or []
     findings = list[Finding]()
     dead: DeadGroups | None = None
@@ -47,6 +48,7 @@ async def _read(request: Request, reads: Questions, span: Span) -> dict[str, Any
     seen.sort(key=lambda each: -(each.oldest_due_s or 0.0))  # of equal ones by name, as they are
     shown_queues = seen[:QUEUES_MAX]
     return drawn | {
+        "frame": (dashboard.frame_url, dashboard.frame_origin) if dashboard.frame_url is not None else None,
         "queues": shown_queues,
         "queues_total": len(seen),
         "sparks": await sparks(reads, [each.queue for each in shown_queues]),

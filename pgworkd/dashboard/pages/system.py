@@ -11,10 +11,11 @@ from fastapi import APIRouter, Request, Response
 from pgworkd.admin.admin import Admin
 from pgworkd.admin.examination import examine
 from pgworkd.admin.findings import Finding
-from pgworkd.core.access import SCOPES
+from pgworkd.core.access import SCOPES, TokenText
 from pgworkd.core.address import listed
 from pgworkd.dashboard import render
 from pgworkd.dashboard.app import dashboard_of
+from pgworkd.dashboard.once import made_once
 from pgworkd.dashboard.reads import Questions
 from pgworkd.dashboard.route import PageRoute, back, form_of, shown
 from pgworkd.gateway.api.request.access import need
@@ -66,11 +67,17 @@ async def add(request: Request) -> Response:
         raise Problem("invalid", f"days: give {', '.join(filter(None, DAYS))}, or nothing for a token that stays")
     queues = list(listed(form.one("queues"))) or None
     expires_at = datetime.now(UTC) + timedelta(days=int(days)) if days else None
-    async with gateway_of(request).admin(access.name) as admin:
-        made = await admin.tokens.add(form.one("name"), dict.fromkeys(form.all("scope"), queues), expires_at)
+    token: TokenText | None = None
+
+    async def make(admin: Admin) -> dict[str, Any]:
+        nonlocal token
+        token = await admin.tokens.add(form.one("name"), dict.fromkeys(form.all("scope"), queues), expires_at)
+        return {"id": token.id}
+
+    made, before = await made_once(request, form, make)
     signs_in = dashboard_of(request).callers.by_tokens
-    context: dict[str, Any] = {"access": access, "signs_in": signs_in, "token": made, "name": form.one("name")}
-    return render.page(request, "token.html", status=201, **context)
+    context: dict[str, Any] = {"access": access, "signs_in": signs_in, "name": form.one("name"), "id": made["id"]}
+    return render.page(request, "token.html", status=200 if before else 201, token=token, **context)
 
 
 @router.post("/system/tokens/{token_id}/revoke")

@@ -89,8 +89,18 @@
     if (!event.target.matches("[data-all]")) return;
     document.querySelectorAll("input[name=id]").forEach((box) => { box.checked = event.target.checked; });
   });
+  // A form that is on its way is not sent again: the browser would drop the first answer, which may have a token.
+  const SENT_S = 10;
+  let sent = new Set();
+  window.addEventListener("pageshow", () => { sent = new Set(); });
   document.addEventListener("submit", (event) => {
-    const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
-    if (question && !window.confirm(question)) event.preventDefault();
+    const form = event.target;
+    const question = event.submitter?.dataset.confirm ?? form.dataset.confirm;
+    if (sent.has(form) || (question && !window.confirm(question))) {
+      event.preventDefault();
+    } else if (form.method === "post") {
+      sent.add(form);
+      setTimeout(() => sent.delete(form), SENT_S * 1000);
+    }
   });
 })();

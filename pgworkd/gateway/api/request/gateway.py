@@ -26,15 +26,15 @@ from pgworkd.database.requests import RequestPool
 from pgworkd.engine.life.loop_watch import LoopWatch
 from pgworkd.engine.life.maintenance import Periods
 from pgworkd.engine.life.options import LOOP_LIMIT_LEASES, DaemonOptions
-from pgworkd.errors import PgworkdError
-from pgworkd.gateway.api.request.access import CHECKED_S, Authorize, Rate, Tokens, authorized
+from pgworkd.gateway.api.request.access import Authorize, Rate, Tokens, authorized
 from pgworkd.gateway.api.request.batch_waits import BatchWaits
-from pgworkd.gateway.api.request.caller import CALLER, IS_CLOSING, ON_CLOSING
+from pgworkd.gateway.api.request.caller import CALLER
 from pgworkd.gateway.api.request.enqueues import Enqueues
 from pgworkd.gateway.api.request.live_lists import LiveList
 from pgworkd.gateway.api.request.numbers import GatewaySource, RequestCounters
 from pgworkd.gateway.api.request.problems import Problem
 from pgworkd.gateway.api.request.shares import Shares, Turns
+from pgworkd.gateway.api.request.waiting import RequestWait
 from pgworkd.gateway.workers.service import LEASE_S, RemoteService
 from pgworkd.metrics.exporter import DatabaseReader
 from pgworkd.metrics.page import MetricsPage
@@ -56,6 +56,8 @@ class GatewayOptions:
     hosts: names that the header Host may have, without a port; None: any. waiters_max: requests that wait at once.
     requests_per_s: per caller, with as many at once. dashboard: serve pages, read from `dashboard_database` (None:
     `database`). user_header: in it a trusted proxy names who looks, to do what `user_scopes` say.
+    mask: members of payloads, results and metadata that no page shows, such as payload.*.email.
+    frame_url: of a page that the overview embeds.
     api: serve producers and operators. workers: serve remote workers, and take part in maintenance, whose `periods` are
     these: the shortest `keep_days` of all gateways and daemons decides what is deleted. name: of this gateway. poll_s:
     seconds between polls for remote workers that wait. statistics: collect samples of all queues, and what ended.
@@ -75,6 +77,8 @@ class GatewayOptions:
     dashboard_database: ConnectionOptions | None = None
     user_header: str | None = None
     user_scopes: Mapping[str, Sequence[str] | None] = field(default_factory=lambda: {"read": None})
+    mask: Sequence[str] = ()
+    frame_url: str | None = None
     name: str = field(default_factory=socket.gethostname)
     poll_s: float = 2.0
     statistics: bool = True
@@ -250,7 +254,7 @@ class Gateway:
         """
         if self._stopping:
             return False
-        waits, done = _Waits(request, checked=checked), False
+        waits, done = RequestWait(request, checked=checked), False
         with place, waits.scope:
             self._waits.add(waits.scope)
             watch = asyncio.get_running_loop().call_later(WATCHED_AFTER_S, self._watch, waits)
@@ -268,7 +272,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def while_allowed(self, request: Request) -> AsyncIterator[None]:
         """Ends the block, which reads the body, with a Problem once the caller may not call any more."""
-        waits = _Waits(request, has_arrived=False)
+        waits = RequestWait(request, has_arrived=False)
         with waits.scope:
             self._watch(waits)
             try:
@@ -280,60 +284,9 @@ class Gateway:
         if waits.scope.cancelled_caught:  # the block was cut short: it must not seem to be done
             raise ClientDisconnect
 
-    def _watch(self, waits: _Waits) -> None:
+    def _watch(self, waits: RequestWait) -> None:
         if self._readers is not None:
             self._readers.start_soon(waits.watch, self.still_allowed)
-
-
-class _Waits:
-    """A request that waits."""
-
-    def __init__(self, request: Request, *, checked: bool = True, has_arrived: bool = True) -> None:
-        self._request, self._checked, self._has_arrived = request, checked, has_arrived
-        self.scope = anyio.CancelScope()
-        """The scope of the wait."""
-        self.refused: Exception | None = None
-        """Set when the caller may not call any more."""
-        self._watch: anyio.CancelScope | None = None
-        self._is_over = False
-
-    async def watch(self, still_allowed: Callable[[Request], Awaitable[None]]) -> None:
-        """Ends the wait when the caller goes, or may not call any more; returns when it has ended."""
-        if self._is_over:
-            return
-        async with anyio.create_task_group() as tasks:
-            self._watch = tasks.cancel_scope
-            if self._has_arrived:  # else the body is read meanwhile, which also tells when the caller goes
-                if IS_CLOSING in self._request.scope and self._request.scope[IS_CLOSING]():
-                    self.scope.cancel()
-                self._request.scope.get(ON_CLOSING, []).append(self.scope.cancel)
-                tasks.start_soon(self._until_gone)
-            if self._checked:
-                tasks.start_soon(self._until_refused, still_allowed)
-
-    def unwatch(self) -> None:
-        """Notes that the wait has ended."""
-        self._is_over = True
-        if self._watch is not None:
-            self._watch.cancel()
-
-    async def _until_gone(self) -> None:
-        with contextlib.suppress(Exception):  # of a server around us, which will not read an answer either
-            while (await self._request.receive())["type"] != "http.disconnect":
-                pass
-        self.scope.cancel()
-
-    async def _until_refused(self, still_allowed: Callable[[Request], Awaitable[None]]) -> None:
-        """Waits until a token is refused: it is revoked or has expired, or allows less than before."""
-        while self.refused is None:
-            await anyio.sleep(CHECKED_S)
-            try:
-                await still_allowed(self._request)
-            except Exception as error:  # noqa: BLE001 - of an application's own check; this request alone fails
-                if isinstance(error, Problem) or not isinstance(error, PgworkdError):
-                    self.refused = error
-                    self.scope.cancel()
-                # else of the database: then nothing is given to anybody
 
 
 def _not_running() -> RuntimeError:

@@ -12,6 +12,7 @@ from pgworkd.admin.jobs import MATCHED_MAX, JobSelection
 from pgworkd.admin.listing import Listed
 from pgworkd.admin.operations import first_matching
 from pgworkd.admin.operations import operate as operate_all
+from pgworkd.admin.payload_filter import CHARS_MAX, payload_terms
 from pgworkd.gateway.api.models.jobs import Instant, JobPage
 from pgworkd.gateway.api.models.operators import FilterIn, Matches, Operated, OperationOut
 from pgworkd.gateway.api.request.access import access_of, need
@@ -24,6 +25,7 @@ from pgworkd.gateway.api.routes.visible import needed_any
 
 router = APIRouter(prefix="/v1", tags=["operators"], route_class=Route)
 SAMPLE = 10
+Worker = Annotated[int, Query(ge=1, le=1_000_000_000)]
 Operation = Literal["retry", "cancel", "discard", "undepend"]
 DryRun = Annotated[bool, Query(description="Only count what matches")]
 Background = Annotated[bool, Query(description="Let daemons do it to all that match: see /v1/operations")]
@@ -41,6 +43,12 @@ async def list_jobs(
     error_group: Annotated[int | None, Query(ge=1, lt=2**63, description="`group` of /v1/dead")] = None,
     since: Annotated[Instant | None, Query(description="Created from this instant on")] = None,
     until: Annotated[Instant | None, Query(description="Created before this instant")] = None,
+    worker: Annotated[Worker | None, Query(description="The id of the worker that runs it, or has ended it")] = None,
+    schedule: Annotated[str | None, Query(max_length=200)] = None,
+    payload: Annotated[
+        str | None,
+        Query(max_length=CHARS_MAX, description='Terms: order.id:7 paid:true to:"Ann Lee"; needs the scope payload'),
+    ] = None,
     cursor: Annotated[UUID | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
@@ -49,7 +57,10 @@ async def list_jobs(
     A call looks at a bounded number of jobs: a page may have few that match, or none, and still a `next`.
     """
     need(request, "read", queue)
-    wanted = Listed(queue, kind, status, key, batch, error_group, since, until)
+    if payload is not None:
+        need(request, "payload", queue)
+    terms = payload_terms(payload or "")
+    wanted = Listed(queue, kind, status, key, batch, error_group, since, until, worker, schedule, terms)
     async with gateway_of(request).admin() as admin:
         page = await admin.jobs.page(wanted, cursor, limit)
     return Json({"jobs": [row._asdict() for row in page.rows], "next": page.next})

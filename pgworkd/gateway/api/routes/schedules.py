@@ -61,6 +61,13 @@ async def next_occurrences(request: Request, name: PathName, *, n: Annotated[int
 )
 async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Response:
     """Create a schedule, or replace it; not one that an application's code declares."""
+    async with gateway_of(request).admin(access_of(request).name) as admin:
+        row, created = await stored(request, admin, name, body)
+    return Json(row._asdict(), 201 if created else 200)
+
+
+async def stored(request: Request, admin: Admin, name: str, body: ScheduleIn) -> tuple[ListedSchedule, bool]:
+    """Stores a schedule; how it is listed, and whether it is new. Raises Problem."""
     access = need(request, "operate", body.queue)
     if body.cron is None and body.every_s is None:
         raise Problem("invalid", "the schedule has no rule: give cron or every_s")
@@ -79,14 +86,13 @@ async def put_schedule(request: Request, name: PathName, body: ScheduleIn) -> Re
         enabled=body.enabled,
         wait_for_retries=body.wait_for_retries,
     )
-    async with gateway_of(request).admin(access.name) as admin:
-        before = await _find(admin, name)
-        if before is not None and not access.allows("operate", before.queue):
-            raise Problem("conflict", f"there is a schedule {name!r} that you may not see: choose another name")
-        created = await admin.schedules.put(name, schedule)
-        if created is None:
-            raise Problem("conflict", f"schedule {name!r} is declared in code: change it there, or disable it here")
-        return Json((await _visible(request, admin, name, "operate"))._asdict(), 201 if created else 200)
+    before = await _find(admin, name)
+    if before is not None and not access.allows("operate", before.queue):
+        raise Problem("conflict", f"there is a schedule {name!r} that you may not see: choose another name")
+    created = await admin.schedules.put(name, schedule)
+    if created is None:
+        raise Problem("conflict", f"schedule {name!r} is declared in code: change it there, or disable it here")
+    return await _visible(request, admin, name, "operate"), created
 
 
 @router.patch("/schedules/{name}", response_model=ScheduleOut, responses=documented(*BODY, "not-found"))
