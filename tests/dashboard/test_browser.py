@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Route, expect
 from tests.kits import batches as b
 from tests.kits import verbs as v
 from tests.kits.browser import PAGES, browsing, dashboard, looking, needs_chromium
-from tests.kits.gateway import served
+from tests.kits.gateway import served, token
 from tests.kits.node import CLIENTS, MODULES, needs_packages
 from tests.kits.pages import NASTY, filled
 from tests.kits.verbs import Db
@@ -187,3 +187,19 @@ async def test_a_double_press_on_add_shows_the_token(dsn: str, db: Db, browser: 
             await page.get_by_role("button", name="Add", exact=True).click()
             await expect(page.locator("h1")).to_have_text("The token of bank")
     assert await db.fetchval("SELECT string_agg(name, ' ' ORDER BY name) FROM pgworkd.tokens") == "bank shop"
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+async def test_who_signs_in_has_a_cookie_until_signing_out(dsn: str, browser: Browser, *, scripts: bool) -> None:
+    with served(dsn, "--with", "dashboard") as (_, address):
+        async with looking(browser, address, java_script_enabled=scripts) as seen:
+            page = await seen.open("/queues")
+            await page.get_by_label("Token").fill(await token(dsn))
+            await page.get_by_role("button", name="Sign in").click()
+            await expect(page.locator("h1")).to_have_text("Queues")
+            await page.get_by_role("button", name="Colours").click()
+            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+            await page.get_by_role("button", name="Sign out").click()
+            await expect(page.locator("h1")).to_have_text("Sign in")
+            page = await seen.open("/queues")
+            await expect(page.locator("h1")).to_have_text("Sign in")

@@ -15,7 +15,6 @@ from tests.kits import batches as b
 from tests.kits import remote
 from tests.kits import verbs as v
 from tests.kits.browser import Seen, browsing, dashboard, looking, needs_chromium
-from tests.kits.gateway import served, token
 from tests.kits.verbs import Db
 
 Story = Callable[[Seen, Db], Awaitable[None]]
@@ -339,21 +338,3 @@ async def test_acts_do_in_the_database_what_they_say(
             seen.page.on("dialog", lambda asked: asked.accept())
             await story(seen, db)
             seen.faults[:] = [each for each in seen.faults if "422" not in each]
-
-
-@needs_chromium
-@pytest.mark.slow("a browser")
-@pytest.mark.parametrize("scripts", [True, False])
-async def test_who_signs_in_has_a_cookie_until_signing_out(dsn: str, browser: Browser, *, scripts: bool) -> None:
-    with served(dsn, "--with", "dashboard") as (_, address):
-        async with looking(browser, address, java_script_enabled=scripts) as seen:
-            page = await seen.open("/queues")
-            await page.get_by_label("Token").fill(await token(dsn))
-            await page.get_by_role("button", name="Sign in").click()
-            await expect(page.locator("h1")).to_have_text("Queues")
-            await page.get_by_role("button", name="Colours").click()
-            await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-            await page.get_by_role("button", name="Sign out").click()
-            await expect(page.locator("h1")).to_have_text("Sign in")
-            page = await seen.open("/queues")
-            await expect(page.locator("h1")).to_have_text("Sign in")
