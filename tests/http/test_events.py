@@ -126,7 +126,7 @@ async def test_a_revoked_token_ends_the_stream(dsn: str, monkeypatch: pytest.Mon
 async def test_who_may_do_less_goes_on_as_long_as_the_lists_may_be_read(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("request.gateway.CHECKED_S", "request.streams.CHECK_S"):
+    for place in ("request.waiting.CHECKED_S", "request.streams.CHECK_S"):
         monkeypatch.setattr(f"pgworkd.gateway.api.{place}", 0.05)
     async with calling(dsn) as call, asyncio.TaskGroup() as tasks:
         gateway: Gateway = call.client._transport.app.gateway  # type: ignore[attr-defined]
