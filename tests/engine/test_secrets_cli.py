@@ -60,6 +60,7 @@ COMMANDS = {
     "batches delete": [ID],
     "keys": [],
     "operations": [],
+    "operations stop": ["1"],
     "keys free": ["q", "k"],
     "alerts": [],
     "grafana": [],

@@ -174,7 +174,7 @@ TABLES = """
 workers pools queues rates schedules finished_jobs finished_jobs_other batches batch_additions
 job_dependencies pending_effects result_waiters progress audit all_jobs queue_stats batch_progress batch_trees
 blocked_jobs kept_keys job_progress worker_stats refused_rows origin
-samples queue_samples queue_minutes queue_depths deaths error_groups alert_rules alerts
+samples queue_samples queue_minutes queue_depths deaths error_groups alert_rules alerts operations stack_requests
 """
 FORBIDDEN = [
     *(f"INSERT INTO pgworkd.jobs (queue, {name}) VALUES ('q', NULL)" for name in NOT_COLUMNS.split()),  # noqa: S608

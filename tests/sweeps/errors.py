@@ -38,6 +38,7 @@ ABOUT_THE_LEASE = {"heartbeat"}
 CALLS_PER_S_MAX = 120
 """Calls of one statement that always fails: ten ticks per second, each halving down to a single one of 40 jobs."""
 MAINTENANCE = {"apply_effects", "drop_partition", "ensure_partitions", "expire_jobs", "prune", "rescue", "unblock"}
+MAINTENANCE |= {"advance_operations"}
 MAINTENANCE_CALLS_PER_S_MAX = 20
 """Its periods are 0.1 s here."""
 FAULTY_S = 2.0
@@ -59,7 +60,7 @@ _SETUP = """
 OF_A_HANDLER = {"complete_own"}
 """Called in job.transaction(): an error there is the handler's failure."""
 SELDOM = """
-    carefully deferred drop_pool fail_schedule fenced forget_rates jobs_of kinds_elsewhere may_stay_open
+    answer_stack carefully deferred drop_pool fail_schedule fenced forget_rates jobs_of kinds_elsewhere may_stay_open
     mend_dependencies payloads refuse_claims retire_schedules rule_out_days settle_ended sign_off unlocked validate_days
 """.split()
 """Functions that a run of this application may not call; it must call all others."""

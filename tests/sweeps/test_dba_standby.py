@@ -106,6 +106,7 @@ def fill(shell: Shell) -> dict[str, str]:
     shell.sql("INSERT INTO pgworkd.pools (worker_id, queue, concurrency) VALUES (%s, 'mail', 4)", worker)
     run = "UPDATE pgworkd.jobs SET status = 'running', attempts = attempts + 1, worker_id = %s WHERE id = %s"
     ids = {"dead": shell.die("mail"), "running": shell("enqueue", "mail", '{"n": 1}').stdout.strip()}
+    shell("discard", "--queue", "mail", "--background")
     shell("retry", ids["dead"])
     shell.sql("UPDATE pgworkd.jobs SET status = 'dead', failures = 3, failed_at = now() WHERE id = %s", ids["dead"])
     shell.sql(run, worker, ids["running"])
