@@ -129,7 +129,10 @@ async def test_a_parameter_that_a_route_has_not_is_refused_and_nothing_done(
     await insert(db, "q")
     async with calling(dsn) as call:
         all_of_it = {"queue": "q", "status": "pending"}
-        for query, hint in (("dryrun=true", "did you mean dry_run?"), ("x=1&dry_run=true", "it takes dry_run")):
+        for query, hint in (
+            ("dryrun=true", "did you mean dry_run?"),
+            ("x=1&dry_run=true", "it takes background, dry_run"),
+        ):
             code, slug, found = await call.problem("POST", f"/v1/jobs/cancel?{query}", all_of_it)
             assert (code, slug) == (422, "invalid")
             assert hint in found["errors"][0]["detail"]

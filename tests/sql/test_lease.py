@@ -75,6 +75,7 @@ async def test_a_heartbeat_renews_the_lease(db: Db) -> None:
     assert answer is not None
     assert dict(answer) | {"settings_version": ""} == {
         "cancel_ids": [], "cancel_attempts": [], "settings": "{}", "differing": "{}", "settings_version": "",
+        "stack_ids": [], "stack_attempts": [],
     }  # fmt: skip
     row = await _row(db, worker_id)
     assert (row["seen_at"], row["lease_until"], row["state"], row["steady_since"]) == (
