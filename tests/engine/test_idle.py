@@ -126,7 +126,7 @@ async def test_ten_idle_queues_cost_less_than_a_query_per_second(
     once = {name for name in regular if name not in periods_s} | {_starter(loops), "connections"}
     assert not set(asked) & once, "who asks and waits for no time asks once, at the start"
     regular -= {*pools, *once}
-    assert len(regular) == 16, regular
+    assert len(regular) == 17, regular
     for name in regular:
         assert asked.count(name) <= WINDOW_S / periods_s[name] + 1, f"{name} asks more often than it says"
     assert sum(1 / periods_s[name] for name in regular) <= PER_S_MAX
