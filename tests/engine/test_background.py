@@ -37,7 +37,7 @@ def app_that_notes(seen: set[uuid.UUID]) -> App:
 
 async def test_daemons_begin_at_once_and_do_it_to_the_end_beside_their_jobs(dsn: str, db: Db) -> None:
     seen: set[uuid.UUID] = set()
-    rarely = Periods(expire_s=3600)
+    rarely = Periods(prune_s=3600)
 
     async def has_looked() -> bool:
         return sum(daemon.counters.maintenance_s["operations"].counts) > 0

@@ -243,7 +243,7 @@ class Maintenance:
         """Does a step of what operators have started in the background."""
         self._operation_started = anyio.Event()
         due_s = await self._store.advance_operations(self._step("operations", OPERATION_MAX))
-        return self._periods.expire_s if due_s is None else due_s
+        return self._periods.prune_s if due_s is None else due_s  # who starts one notifies
 
     async def _rescue(self) -> float:
         self._worker_ended = anyio.Event()
