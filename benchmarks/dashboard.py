@@ -7,8 +7,10 @@ import http.client
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import anyio
+import asyncpg
 from anyio.to_thread import run_sync
 
 from pgworkd.bench.measure import Drain, percentile
@@ -103,6 +105,26 @@ def _loaded(port: int, path: str) -> tuple[float, int]:
     return (time.perf_counter() - began) * 1000, len(page)
 
 
+async def _count_deaths(connection: asyncpg.Connection[Any]) -> None:
+    """Puts all deaths into their groups."""
+    while await connection.fetchval("SELECT EXISTS (SELECT FROM pgworkd.deaths WHERE group_id IS NULL)"):
+        await connection.fetch("SELECT * FROM pgworkd.count_deaths(10000)")
+
+
+@contextlib.asynccontextmanager
+async def _pages_beside_drain(bench: Bench, dsn: str, jobs: int) -> AsyncIterator[int]:
+    """The port of the dashboard, while a fleet drains jobs, which are refilled."""
+    async with (
+        bench.fleet(ours().command, dsn) as (programs, tallies),
+        _pages(bench, dsn) as (port, _),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(_refilled, bench, dsn, jobs)
+        await until(lambda: tallies.first_ns() is not None, "the drain begins", programs)
+        yield port
+        tasks.cancel_scope.cancel()
+
+
 async def pages_row(bench: Bench) -> list[Line]:
     """The time of each page in a database of a million live jobs and ten million finished ones, beside a drain."""
     live, finished, jobs = bench.jobs(LIVE, 1000), bench.jobs(FINISHED, 1000), bench.jobs(JOBS)
@@ -112,24 +134,16 @@ async def pages_row(bench: Bench) -> list[Line]:
     async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
         fill = (HISTORY_SQL % (finished, finished), _WORKER, _LIVE_SQL.replace("%d", str(live)).replace("%%", "%"))
         await executed(dsn, "SET session_replication_role = replica;" + ";".join(fill), _DEATHS_SQL)
-        while await connection.fetchval("SELECT EXISTS (SELECT FROM pgworkd.deaths WHERE group_id IS NULL)"):
-            await connection.fetch("SELECT * FROM pgworkd.count_deaths(10000)")
+        await _count_deaths(connection)
         await connection.execute("VACUUM ANALYZE")
         await system.load(bench, dsn, jobs)
         job = await connection.fetchval("SELECT id FROM pgworkd.jobs WHERE status = 'blocked' LIMIT 1")
         took: dict[str, list[float]] = {}
-        async with (
-            bench.fleet(system.command, dsn) as (programs, tallies),
-            _pages(bench, dsn) as (port, _),
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(_refilled, bench, system, dsn, jobs)
-            await until(lambda: tallies.first_ns() is not None, "the drain begins", programs)
+        async with _pages_beside_drain(bench, dsn, jobs) as port:
             for name, path in PAGES:
                 found = [await run_sync(_loaded, port, path.format(job=job)) for _ in range(LOADS)]
                 took[name] = [each for each, _ in found]
                 bench.say(f"  {name}: p95 {percentile(took[name], 95):.0f} ms, {found[-1][1] / 1000:.0f} kB")
-            tasks.cancel_scope.cancel()
     lines = [(percentile(each, 95), name) for name, each in took.items()]
     note = ", ".join(f"{name} {ms:.0f}" for ms, name in sorted(lines, reverse=True))
     return [Line("pages", "the slowest page, p95", "ms", [max(lines)[0]], bar=Bar("at most", 300), note=note)]
@@ -143,17 +157,10 @@ async def retried_row(bench: Bench) -> list[Line]:
     await bench.server.template(system.template, system.make)
     async with bench.server.database(system.template) as dsn, bench.server.connected(dsn) as connection:
         await executed(dsn, _DEAD_SQL % count, _DEATHS_SQL)
-        while await connection.fetchval("SELECT EXISTS (SELECT FROM pgworkd.deaths WHERE group_id IS NULL)"):
-            await connection.fetch("SELECT * FROM pgworkd.count_deaths(10000)")
+        await _count_deaths(connection)
         await system.load(bench, dsn, jobs)
         group = await connection.fetchval("SELECT id FROM pgworkd.error_groups WHERE queue = 'refused'")
-        async with (
-            bench.fleet(system.command, dsn) as (programs, tallies),
-            _pages(bench, dsn) as (port, _),
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(_refilled, bench, system, dsn, jobs)
-            await until(lambda: tallies.first_ns() is not None, "the drain begins", programs)
+        async with _pages_beside_drain(bench, dsn, jobs) as port:
             began = time.perf_counter()
             await run_sync(_pressed, port, f"/dead/{group}/retry")
             waits, left = [0.0], count
@@ -161,7 +168,6 @@ async def retried_row(bench: Bench) -> list[Line]:
                 waits.append(await connection.fetchval(_WAITED_SQL) or 0.0)
                 left = count - await connection.fetchval("SELECT sum(done)::int FROM pgworkd.operations")
             took_s = time.perf_counter() - began
-            tasks.cancel_scope.cancel()
     note = f"{count:,} jobs in {took_s:.1f} s, looked at {len(waits):,} times"
     longest = 1000 * max(waits)
     return [Line("retried", "longest wait for a lock", "ms", [longest], bar=Bar("at most", 100), note=note)]
@@ -180,7 +186,7 @@ def _pressed(port: int, path: str) -> None:
         raise BenchmarkError(f"{path} answers {answer.status}, and leads to {answer.getheader('Location')}")
 
 
-async def _refilled(bench: Bench, system: object, dsn: str, jobs: int) -> None:
+async def _refilled(bench: Bench, dsn: str, jobs: int) -> None:
     """Adds jobs to drain, as long as it is not cancelled."""
     while True:
         await anyio.sleep(jobs / 100_000)

@@ -30,7 +30,7 @@ class BackgroundOperation(NamedTuple):
     group_id: int | None
     started_at: datetime | None
     expected: int | None
-    """Jobs that matched at the start; None: more than 10,000."""
+    """Jobs that matched at the start; None: more than could be counted at once."""
     done: int
     requested: int
     refused: int

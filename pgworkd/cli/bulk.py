@@ -115,7 +115,7 @@ def start(
     if json:
         as_json(found._asdict())
     else:
-        matched = "more than 10,000 jobs" if found.expected is None else counted(found.expected, "job")
+        matched = "many jobs" if found.expected is None else counted(found.expected, "job")
         out(f"operation {found.id} started: {matched} matched; pgworkd operations shows how far it is")
     return 0
 

@@ -56,6 +56,6 @@ def stop(
 
 
 def _cells(each: BackgroundOperation) -> tuple[object, ...]:
-    expected = "more than 10,000" if each.expected is None else each.expected
+    expected = "many" if each.expected is None else each.expected
     counts = (each.done, each.requested, each.refused, expected)
     return (each.id, each.what, each.state, *counts, each.filter, each.who, each.started_at, each.reason)

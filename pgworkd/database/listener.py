@@ -32,6 +32,9 @@ class NotificationHandler(Protocol):
     def on_effects(self) -> None:
         """An effect was deferred, because a row was locked: it can be applied soon."""
 
+    def on_operations(self) -> None:
+        """An operation in the background was started."""
+
     def on_worker_ended(self) -> None:
         """The process of some worker has ended: its jobs can be rescued now."""
 
@@ -91,6 +94,8 @@ class NotificationListener:
             self._handler.on_schedules()
         if message.get("effects"):
             self._handler.on_effects()
+        if message.get("operations"):
+            self._handler.on_operations()
         if message.get("ended"):
             self._handler.on_worker_ended()
         if message.get("queues"):

@@ -3,7 +3,8 @@
 
 -- `done`, `requested` (running jobs that were asked to stop) and `refused` (jobs that it could not
 -- change, `reason`: one of the reasons) count jobs. It concerns the jobs that were there when it
--- was started; of dead ones, those that were dead then.
+-- was started; of dead ones, those that were dead then. What refuses is set aside for this one
+-- operation: the next tries it again.
 CREATE TABLE IF NOT EXISTS operations (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     what        text NOT NULL CONSTRAINT what_must_be_cancel_retry_or_discard
@@ -12,7 +13,7 @@ CREATE TABLE IF NOT EXISTS operations (
     queue       text, kind text, key text, batch_id uuid, status text, group_id bigint,  -- filter
     call_back   boolean NOT NULL DEFAULT false,  -- as of retry()
     started_at  timestamptz NOT NULL DEFAULT clock(),
-    expected    integer,                         -- matched at the start; NULL: more than 10,000
+    expected    integer,      -- matched at the start; NULL: more than could be counted at once
     after_id    uuid,                            -- jobs up to this one were looked at in this round
     step        integer NOT NULL DEFAULT 500,    -- rows of the next step: fewer after a lock
     rounds      integer NOT NULL DEFAULT 0,      -- finished ones: a round passes over locked jobs
@@ -30,8 +31,9 @@ CREATE INDEX IF NOT EXISTS operations_finished ON operations (finished_at)
     WHERE finished_at IS NOT NULL;
 
 -- Starts an operation on the jobs that matching() finds with these arguments, and notifies daemons.
--- Returns its id; that of an unfinished one with the same arguments, if there is one. Raises as
--- matching() does, and 54000 if 100 are unfinished. Locks nothing.
+-- Returns its id; that of an unfinished one with the same arguments, if there is one. Counts what
+-- matches, up to 100,000 jobs and for about 300 ms. Raises as matching() does, and 54000 if 100 are
+-- unfinished. Locks nothing.
 CREATE OR REPLACE FUNCTION start_operation(p_what text, p_queue text DEFAULT NULL,
                                            p_kind text DEFAULT NULL, p_key text DEFAULT NULL,
                                            p_batch uuid DEFAULT NULL, p_status text DEFAULT NULL,
@@ -41,11 +43,20 @@ CREATE OR REPLACE FUNCTION start_operation(p_what text, p_queue text DEFAULT NUL
                                            p_by text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    v_until timestamptz := clock_timestamp() + interval '300 ms';
     v_found record;
+    v_count int := 0;
+    v_last  uuid;
     v_id    bigint;
 BEGIN
-    SELECT * INTO v_found
-    FROM matching(p_what, p_queue, p_kind, p_key, p_batch, p_status, NULL, 10000, p_all, p_group);
+    LOOP
+        SELECT * INTO v_found
+        FROM matching(p_what, p_queue, p_kind, p_key, p_batch, p_status, v_last, 10000, p_all,
+                      p_group);
+        v_count := v_count + cardinality(v_found.ids);
+        v_last := v_found.last;
+        EXIT WHEN v_last IS NULL OR v_count >= 100000 OR clock_timestamp() > v_until;
+    END LOOP;
     SELECT o.id INTO v_id FROM operations o
     WHERE o.finished_at IS NULL AND o.what = p_what AND o.call_back = p_call_back
       AND (o.queue, o.kind, o.key, o.batch_id, o.status, o.group_id)
@@ -60,10 +71,10 @@ BEGIN
     INSERT INTO operations (what, who, queue, kind, key, batch_id, status, group_id, call_back,
                             expected)
     VALUES (p_what, who(p_by), p_queue, p_kind, p_key, p_batch, p_status, p_group, p_call_back,
-            CASE WHEN v_found.last IS NULL THEN cardinality(v_found.ids) END)
+            CASE WHEN v_last IS NULL THEN v_count END)
     RETURNING id INTO v_id;
     PERFORM note_operation(v_id, who(p_by), 'started');
-    PERFORM pg_notify('pgworkd', '{"effects": true}');
+    PERFORM pg_notify('pgworkd', '{"operations": true}');
     RETURN v_id;
 END $$;
 
@@ -124,6 +135,7 @@ CREATE OR REPLACE FUNCTION advance_operations(p_limit int DEFAULT 500) RETURNS f
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_one     operations;
+    v_name    text;                              -- of the operation, for in_parts()
     v_found   record;
     v_wanted  uuid[];
     v_ids     uuid[];
@@ -144,13 +156,14 @@ BEGIN
         RETURN (SELECT greatest(extract(epoch FROM min(o.next_at) - clock()), 0.2)
                 FROM operations o WHERE o.finished_at IS NULL);
     END IF;
+    v_name := 'operation ' || v_one.id;
     v_one.step := greatest(least(v_one.step, p_limit), 1);
     SELECT * INTO v_found
     FROM matching(v_one.what, v_one.queue, v_one.kind, v_one.key, v_one.batch_id, v_one.status,
                   v_one.after_id, v_one.step, true, v_one.group_id);
     v_wanted := ARRAY(
         SELECT j.id FROM jobs j
-        WHERE j.id = ANY (v_found.ids) AND NOT is_refused('operation', j.id::text)
+        WHERE j.id = ANY (v_found.ids) AND NOT is_refused(v_name, j.id::text)
           AND CASE v_one.what WHEN 'cancel' THEN j.created_at <= v_one.started_at
                                              AND j.cancel_requested_at IS NULL
               ELSE j.failed_at <= v_one.started_at END
@@ -158,7 +171,7 @@ BEGIN
     v_ids := ARRAY(SELECT j.id FROM jobs j WHERE j.id = ANY (v_wanted) ORDER BY j.id
                    FOR UPDATE SKIP LOCKED);
     BEGIN
-        v_parts := ARRAY(SELECT in_parts('operation', v_ids::text[],
+        v_parts := ARRAY(SELECT in_parts(v_name, v_ids::text[],
                                          'operation_step(uuid[], jsonb)', to_jsonb(v_one)));
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
         IF cardinality(v_found.ids) > 1 THEN
@@ -178,7 +191,7 @@ BEGIN
     SET done = o.done + v_done, requested = o.requested + v_asked, refused = o.refused + v_refused,
         reason = CASE WHEN v_refused = 0 THEN o.reason ELSE coalesce(
             (SELECT r.error FROM refused_rows r
-             WHERE r.what = 'operation' AND r.key = ANY (v_ids::text[]) LIMIT 1),
+             WHERE r.what = v_name AND r.key = ANY (v_ids::text[]) LIMIT 1),
             o.reason, 'their status, or that of their batch, does not allow it') END,
         step = least(2 * v_one.step, 500), after_id = v_found.last,
         left_behind = v_one.left_behind AND v_found.last IS NOT NULL,

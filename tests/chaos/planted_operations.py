@@ -51,6 +51,12 @@ BUGS = (
         tests=_STEPS,
     ),
     sql(
+        "what refused one operation is passed over by the next",
+        "    v_name := 'operation ' || v_one.id;",
+        "    v_name := 'operation';",
+        tests=_STEPS,
+    ),
+    sql(
         "operations are kept for ever",
         "    PERFORM in_parts('prune', v_ops::text[], 'forget_operations(bigint[])');",
         "",

@@ -141,7 +141,28 @@ async def test_a_job_that_cannot_be_changed_is_counted_with_its_reason(db: Db) -
     assert counts(row) == (4, 0, 2, True)
     assert row["reason"]
     assert await v.statuses(db, [ids[2], taken]) == ["dead", "dead"]
-    assert await db.fetchval("SELECT count(*) FROM pgworkd.refused_rows WHERE what = 'operation'") == 2
+    assert await db.fetchval("SELECT count(*) FROM pgworkd.refused_rows WHERE what = $1", f"operation {number}") == 2
+
+
+async def test_what_refused_is_tried_again_by_the_next_one_at_once(db: Db) -> None:
+    """Whoever has mended the cause retries, and does not wait until the refusal is forgotten."""
+    (one,) = await dead(db, 1, dedupe_key="k")
+    holder = await v.one(db, "other", dedupe_key="k")
+    await db.execute("UPDATE pgworkd.jobs SET queue = 'q' WHERE id = $1", holder)
+    first = await start(db)
+    await go_on(db)
+    assert counts(await operation(db, first)) == (0, 0, 1, True)
+    await v.cancel(db, holder)
+    second = await start(db)
+    await go_on(db)
+    assert counts(await operation(db, second)) == (1, 0, 0, True)
+    assert await v.statuses(db, [one]) == ["pending"]
+
+
+async def test_what_matches_is_counted_beyond_one_page(db: Db) -> None:
+    await v.insert(db, 10_500)
+    number = await start(db, "cancel")
+    assert (await operation(db, number))["expected"] == 10_500
 
 
 async def test_running_jobs_are_asked_to_stop_once(db: Db, other: Db) -> None:
@@ -246,7 +267,7 @@ async def test_daemons_are_notified_and_what_is_over_is_forgotten(db: Db, connec
     number = await start(db)
     await go_on(db)
     await listener.fetchval("SELECT 1")
-    assert '{"effects": true}' in heard
+    assert '{"operations": true}' in heard
     await v.clock(6 * 86_400, db)
     await db.fetch("SELECT * FROM pgworkd.prune(1, 30)")
     assert await operation(db, number)

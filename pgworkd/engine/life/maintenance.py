@@ -124,9 +124,12 @@ class Maintenance:
         self._cuts: set[tuple[str, int]] = set()
 
     def effects_deferred(self) -> None:
-        """Applies effects now: some were deferred; or an operation was started."""
+        """Applies effects now: some were deferred."""
         self._effects_again_s = AGAIN_FIRST_S
         self._effects_deferred.set()
+
+    def operation_started(self) -> None:
+        """Does the first step of an operation now."""
         self._operation_started.set()
 
     def worker_ended(self) -> None:
@@ -140,16 +143,9 @@ class Maintenance:
     async def run(self) -> None:
         """Runs all tasks until cancelled."""
         async with anyio.create_task_group() as tasks:
-            cleaning = (
-                self._expire,
-                self._unblock,
-                self._operations,
-                self._orphans,
-                self._partitions,
-                self._prune,
-                self._refused,
-            )
-            for task in (self._rescue, self._schedules, self._effects, *cleaning, *self._signals.tasks):
+            soon = (self._rescue, self._schedules, self._effects, self._operations)
+            later = (self._expire, self._unblock, self._orphans, self._partitions, self._prune, self._refused)
+            for task in (*soon, *later, *self._signals.tasks):
                 tasks.start_soon(self._repeat, task, name=f"maintenance {task.__name__.strip('_')}")
 
     async def release_orphans(self, age_s: float, age_max_s: float | None = None) -> None:

@@ -175,6 +175,10 @@ class Member:
         """Applies an effect that was deferred, because a row was locked."""
         self.maintenance.effects_deferred()
 
+    def on_operations(self) -> None:
+        """Begins an operation that an operator has started."""
+        self.maintenance.operation_started()
+
     def on_worker_ended(self) -> None:
         """Rescues the jobs of a worker whose process has ended."""
         self.maintenance.worker_ended()
@@ -193,4 +197,5 @@ class Member:
         self._queues.forget_announcements()
         self.maintenance.schedules_changed()
         self.maintenance.effects_deferred()
+        self.maintenance.operation_started()
         self.worker.renew_now()

@@ -68,7 +68,8 @@ class Matches(Answer):
 class OperationOut(Answer, row=BackgroundOperation):
     """An operation in the background. `done`, `requested` (running, asked to stop) and `refused` count jobs so far.
 
-    `expected`: jobs that matched at the start, null for more than 10,000. `left_behind`: locked ones are tried again.
+    `expected`: jobs that matched at the start, null for more than could be counted at once. `left_behind`: locked ones
+    are tried again.
     """
 
     what: Literal["cancel", "retry", "discard"]
